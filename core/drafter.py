@@ -86,8 +86,8 @@ class Drafter(Plugin, ABC):
     """Whether its drafts are right by construction. The planner trusts them from the first one on."""
 
     evidence_chances: Sequence[float] = ()
-    """The prior chances of tokens by `Draft.evidence`: [e] is the chance that a token proposed on ground e is
-    right where its parent is. The engine learns on from there, for each ground, over all requests and in each.
+    """The prior chances of tokens by `Draft.evidence`: [e] is the chance that a token proposed on bucket e is
+    right where its parent is. The engine learns on from there, for each bucket, over all requests and in each.
     Without evidence tokens are judged by their confidence, or else by how many the drafter had right in a row."""
 
     n_top: int = 0
@@ -217,9 +217,9 @@ class Pace:
 
     Attributes:
         depth: Tokens one after another, at most.
-        least_reach: Nothing needs to follow a token whose path is less probable than this. A path's probability is the product
-            of the confidences on it.
+        min_path_probability: Nothing needs to follow a token whose path is less probable than this. A path's
+            probability is the product of the confidences on it.
     """
 
     depth: int
-    least_reach: float = 0.0
+    min_path_probability: float = 0.0

@@ -47,9 +47,9 @@ class RecurrentCheckpoint(Drafter):
         self._inner = session.drafters(options.inner)
         self.is_costly = any(each.is_costly for each in self._inner)
         self.n_top = max((each.n_top for each in self._inner), default=0)
-        grounds = [each.evidence_chances for each in self._inner]
-        self.evidence_chances = tuple(chain.from_iterable(grounds))
-        self._first_grounds = [0, *accumulate(map(len, grounds))]  # by drafter
+        buckets = [each.evidence_chances for each in self._inner]
+        self.evidence_chances = tuple(chain.from_iterable(buckets))
+        self._first_buckets = [0, *accumulate(map(len, buckets))]  # by drafter
         self.features = tuple(dict.fromkeys(name for each in self._inner for name in each.features))
         self._proposed: dict[int, int] = {}  # by drafter: tokens proposed in this round
         self._longest: int | None = None  # None: as long as is allowed
@@ -77,7 +77,7 @@ class RecurrentCheckpoint(Drafter):
             draft = each.draft(history, limit if self._longest is None else min(limit, self._longest))
             self._proposed[i] = len(draft)
             if draft.evidence is not None:
-                draft = attrs.evolve(draft, evidence=draft.evidence + np.int32(self._first_grounds[i]))
+                draft = attrs.evolve(draft, evidence=draft.evidence + np.int32(self._first_buckets[i]))
             if len(draft):
                 return draft
         return Draft()

@@ -77,27 +77,27 @@ class Recycle(Drafter):
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Follow the table from the last token and its runners-up."""
         before, last, n = int(history[-2:][0]), int(history[-1]), self.n_top
-        row, grounds = self._successors.after(before, last)
+        row, buckets = self._successors.after(before, last)
         runners_up = [token for token in self._successors.of_target(before) if token != last][: n - 1]
         shape = _tree_shape(min(self.options.n_max, limit), self.options.depth, n, has_row=row[0] >= 0)
         first = row + [-1 if token in row else token for token in runners_up] + [-1] * (n - 1 - len(runners_up))
-        successors = {-1: (first, grounds)}  # by node of the draft
+        successors = {-1: (first, buckets)}  # by node of the draft
         tokens: list[int] = []
         parents: list[int] = []
         evidence: list[int] = []
         places = {-1: -1}  # by node of the shape: where it is in the draft, which has those that are known
-        for node, (parent, rank, ground) in enumerate(shape):
+        for node, (parent, rank, bucket) in enumerate(shape):
             if (at := places.get(parent)) is None:
                 continue
             if at not in successors:
                 above = parents[at]
                 successors[at] = self._successors.after(tokens[above] if above >= 0 else last, tokens[at])
-            row, grounds = successors[at]
+            row, buckets = successors[at]
             if (token := row[rank]) >= 0:
                 places[node] = len(tokens)
                 tokens.append(token)
                 parents.append(at)
-                evidence.append(grounds[rank] if rank < n else ground)
+                evidence.append(buckets[rank] if rank < n else bucket)
         return Draft(tokens, parents, evidence=evidence) if tokens else NO_DRAFT
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
@@ -119,9 +119,9 @@ def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> list
         Of each node its parent, -1 for the last token, which of that one's successors it is, and after these which of its
         runners-up, and its place in `Recycle.evidence_chances`.
     """
-    grounds = [min(rank, len(TARGET_CHANCES) - 1) for rank in range(n_successors)]  # by rank
-    grounds += [len(TARGET_CHANCES) + min(rank, len(RUNNER_UP_CHANCES) - 1) for rank in range(n_successors - 1)]
-    chances = [CHANCES[ground] for ground in grounds]
+    buckets = [min(rank, len(TARGET_CHANCES) - 1) for rank in range(n_successors)]  # by rank
+    buckets += [len(TARGET_CHANCES) + min(rank, len(RUNNER_UP_CHANCES) - 1) for rank in range(n_successors - 1)]
+    chances = [CHANCES[bucket] for bucket in buckets]
     found: list[tuple[int, int, int]] = []
     ranks = range(0 if has_row else n_successors, len(chances))
     open_nodes = [(-chances[rank], rank, -1, rank, 0) for rank in ranks]  # chance of the path, order, parent, rank, depth
@@ -129,7 +129,7 @@ def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> list
     n_seen = len(chances)
     while open_nodes and len(found) < n:
         path, _, parent, rank, level = heappop(open_nodes)
-        found.append((parent, rank, grounds[rank]))
+        found.append((parent, rank, buckets[rank]))
         for successor in range(n_successors if level + 1 < depth else 0):
             heappush(open_nodes, (path * chances[successor], n_seen + successor, len(found) - 1, successor, level + 1))
         n_seen += n_successors

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Suffix", "SuffixOptions"]
 
 
-_LENGTHS = (0, 2, 3, 5, 9, 17, 33)  # tokens that agree, the first of each ground
+_LENGTHS = (0, 2, 3, 5, 9, 17, 33)  # tokens that agree, the first of each bucket
 _LONGEST = _LENGTHS[-1]
 _STEPS = tuple(bisect(_LENGTHS, length) - 1 for length in range(_LONGEST + 1))  # by length
 _MOST = 0.5  # of the occurrences
@@ -105,7 +105,7 @@ class _Found:
     tokens: Sequence[int] = ()  # of the draft
     evidence: Sequence[int] = ()
     ways: Sequence[tuple[int, list[int]]] = ()  # lengths of the endings, and the follower of each
-    first_branch: int = 0  # the first ground of the branches
+    first_branch: int = 0  # the first bucket of the branches
 
 
 class Suffix(Drafter):
@@ -184,8 +184,8 @@ class Suffix(Drafter):
         found = [self._found(ask, self._texts.matches(), self._texts.tokens, 0)]
         if self._corpus is not None:
             texts = self._corpus.texts
-            first_ground = len(_CHANCES) + len(_BRANCH_CHANCES)
-            found.append(self._found(ask, texts.matches(self._texts.ending), texts.tokens, first_ground))
+            first_bucket = len(_CHANCES) + len(_BRANCH_CHANCES)
+            found.append(self._found(ask, texts.matches(self._texts.ending), texts.tokens, first_bucket))
             found.sort(key=lambda each: -each.length)
         if not found[0].ways:
             return NO_DRAFT
@@ -193,7 +193,7 @@ class Suffix(Drafter):
             return Draft(found[0].tokens, evidence=found[0].evidence)
         return _branched(found, ask.limit)
 
-    def _found(self, ask: Ask, matches: list[tuple[int, int]], texts: np.ndarray, first_ground: int) -> _Found:
+    def _found(self, ask: Ask, matches: list[tuple[int, int]], texts: np.ndarray, first_bucket: int) -> _Found:
         """The ways on after matches in some texts."""
         if not matches:
             return _Found()
@@ -209,9 +209,9 @@ class Suffix(Drafter):
             others, their_shares = self._way(ways, min(self._n_max(shortest, limit), n_max))
             if sum(their_shares) > sum(shares):
                 tokens, shares, length = others, their_shares, shortest
-        evidence = [first_ground + _ground(length + i, share) for i, share in enumerate(shares)]
+        evidence = [first_bucket + _bucket(length + i, share) for i, share in enumerate(shares)]
         lengths = [length for length, _ in matches]
-        return _Found(longest, tokens, evidence, list(zip(lengths, ways, strict=True)), first_ground + len(_CHANCES))
+        return _Found(longest, tokens, evidence, list(zip(lengths, ways, strict=True)), first_bucket + len(_CHANCES))
 
     def _n_max(self, length: int, limit: int) -> int:
         return max(min(limit, int(self.options.factor * length + self.options.offset)), 0)
@@ -250,7 +250,7 @@ class Suffix(Drafter):
         return tokens, shares
 
 
-def _ground(length: int, share: float) -> int:
+def _bucket(length: int, share: float) -> int:
     """The evidence for a token: by how many tokens before it agree, and whether all or most occurrences do."""
     return 3 * _STEPS[min(length, _LONGEST)] + (2 if share == 1 else 1 if share >= _MOST else 0)
 
@@ -265,15 +265,15 @@ def _branched(found: Sequence[_Found], limit: int) -> Draft:
         for length, branch in each.ways:
             lengths = range(length, length + len(branch))
             ways.append((branch, [each.first_branch + _STEPS[min(i, _LONGEST)] for i in lengths]))
-    for way, grounds in ways:
+    for way, buckets in ways:
         node = -1
-        for token, ground in zip(way, grounds, strict=True):
+        for token, bucket in zip(way, buckets, strict=True):
             if token < 0 or n == limit:  # -1: that text ends
                 break
             if (node, token) not in nodes:
                 nodes[node, token] = n
                 n += 1
-                evidence.append(ground)
+                evidence.append(bucket)
             node = nodes[node, token]
     return Draft([token for _, token in nodes], [parent for parent, _ in nodes], evidence=evidence)
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory, gettempdir
 import pytest
 from hypothesis import settings
 
-from augury.engine.sequence import Sequence
+from augury.engine.sequence import RunningSequence
 from augury.testing.counts import miscounts
 
 SEED = 12
@@ -30,7 +30,7 @@ for name, n_examples in (("once", 5), ("sample", 20), ("full", 300)):
 @pytest.fixture(scope="session", autouse=True)
 def _counted():
     """The statistics of every result of every test add up; where they do not, whoever waits for the request is told."""
-    make = Sequence.result
+    make = RunningSequence.result
 
     def result(sequence):
         made = make(sequence)
@@ -38,7 +38,7 @@ def _counted():
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sequence, "result", result)
+        patch.setattr(RunningSequence, "result", result)
         yield
 
 

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from machine_memory import FIRST_PARAMETER, WEIGHTS, early, names_of, read_by_constant_loads
+from support.machine_memory import FIRST_PARAMETER, WEIGHTS, early, names_of, read_by_constant_loads
 
 WARP = 32
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))

@@ -5,8 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
-from more_toys import TINY_DFLASH, TINY_DSPARK, TINY_HEAD, registry_with_toys
+from support.cpu_backends import cpu_backends
+from support.more_toys import TINY_DFLASH, TINY_DSPARK, TINY_HEAD, registry_with_toys
 
 from augury.files.gguf import ModelFile
 from augury.files.gguf_writer import gguf_file

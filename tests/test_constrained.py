@@ -4,10 +4,10 @@ import functools
 
 import numpy as np
 import pytest
-from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, any_two, target_for
-from more_toys import ToyConstraint, ToyOptions, registry_with_toys
 from oracles.drafts import HEADS, agreeing
 from oracles.models import tiny_model
+from support.drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, any_two, target_for
+from support.more_toys import ToyConstraint, ToyOptions, registry_with_toys
 
 from augury import Engine
 from augury.constraint import ConstraintSession

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from fuzz import KINDS
+from support.fuzz import KINDS
 
 N_CASES = {"lookup_file": 300, "packed_file": 150, "compiled_kernel": 500, "draft_model": 60}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 import pytest
-from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, head_specs, target_for
 from oracles.drafts import HEADS
 from oracles.models import RECURRENT, tiny_model
+from support.drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, head_specs, target_for
 
 from augury import Engine, Registry
 from augury.testing.drafter.engines import output

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 from in_parallel import differences
-from more_toys import registry_with_toys
 from oracles.models import RECURRENT, tiny_model
+from support.more_toys import registry_with_toys
 
 from augury.engine.engine import Engine
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET

@@ -12,10 +12,10 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
-from drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, any_two, head_specs, target_for
 from oracles.drafts import HEADS, agreeing, assistance, predictable
 from oracles.models import ORACLES, RECURRENT, tiny_file, tiny_model
+from support.cpu_backends import cpu_backends
+from support.drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, any_two, head_specs, target_for
 
 from augury import Engine, Registry
 from augury.drafters.model.model_drafter import ModelDrafter

@@ -6,7 +6,7 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from more_toys import TINY_DFLASH, TINY_DSPARK, TINY_HEAD, registry_with_toys
+from support.more_toys import TINY_DFLASH, TINY_DSPARK, TINY_HEAD, registry_with_toys
 
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine

@@ -122,7 +122,7 @@ class BlockEmitter(op.BlockEmitter):
                 yield ResidualNormEmitter(operation, self._scope, waits=waits)
             elif isinstance(operation, op.ReadInput | op.ReadHidden):
                 continue  # its rows lie where the embedding left them, or where the pass begins with them
-            elif isinstance(operation, op.BeginStreams) and not self._layout.begun.isdisjoint(operation.y):
+            elif isinstance(operation, op.InitStreams) and not self._layout.begun.isdisjoint(operation.y):
                 continue  # x lies there
             elif not isinstance(operation, op.LookUp) and not self._layout.begun.isdisjoint(operation.made):
                 yield InPlaceEmitter(operation, self._scope)

@@ -19,7 +19,7 @@ from augury.backends.numba_cpu.operations.ends import logits_row
 from augury.backends.numba_cpu.operations.layout import HIDDEN
 from augury.backends.numba_cpu.residual import Streams
 from augury.backends.numba_cpu.slot_memory import to_move
-from augury.backends.numba_cpu.tape import Program, Rows, Tape, Workspace, row_bytes
+from augury.backends.numba_cpu.tape import Program, Tape, ThreadRows, Workspace, row_bytes
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Layer, ModelPlan
 from augury.lowering import Ends, PlanEmitters, largest
@@ -131,7 +131,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
         if embedded is not None:
             writing.copy(space.x, embedded)
         if begin is not None:
-            writing.take_hidden(Rows(self._buffers[HIDDEN], ends.n_hidden))
+            writing.take_hidden(ThreadRows(self._buffers[HIDDEN], ends.n_hidden))
             self._streams.place(writing)
             begin.emit(writing)
         else:
@@ -184,7 +184,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
             else:
                 emitter.emit_kept(writing)
             self._streams.write(writing, block.connection)
-            if n >= layer.n_abreast and block.is_parallel:  # others do not see its addition
+            if n >= layer.n_parallel and block.is_parallel:  # others do not see its addition
                 apart += writing.take_pending()
             writing.put_back(left)
         writing.put_back(apart)

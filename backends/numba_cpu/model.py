@@ -210,8 +210,8 @@ class NumbaCpuModel(Model):
             end = self.info.n_layers if batch.layers is None else batch.layers[1]
             is_read = not {"output", f"layer.{end - 1}"}.isdisjoint(batch.features)
         if batch.layers is not None or batch.hidden is not None or batch.features or not is_read:
-            how = {"takes_hidden": batch.hidden is not None, "is_read": is_read}
-            program = self._lowering.program(n, batch.layers, batch.features, **how)
+            params = {"takes_hidden": batch.hidden is not None, "is_read": is_read}
+            program = self._lowering.program(n, batch.layers, batch.features, **params)
         if batch.vocabulary is None or self._tokens is not None or not len(batch.rows):
             return program, None
         narrow = self._narrow.of(program, batch.vocabulary)

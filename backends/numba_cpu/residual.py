@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from augury.backends.numba_cpu.kernels import step
-from augury.backends.numba_cpu.tape import Rows, Tape, row_bytes, row_stride
+from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes, row_stride
 from augury.blocks import Connection, ModelPlan
 from augury.lowering import ConnectionEmitter, connection_emitters
 
@@ -20,7 +20,7 @@ class AllStreamsEmitter(ConnectionEmitter):
 
     def write(self, tape: Tape) -> None:
         for y in tape.take_added():
-            tape.add_rows(tape.streams, Rows(y.address, row_stride(tape.streams.width)))
+            tape.add_rows(tape.streams, ThreadRows(y.address, row_stride(tape.streams.width)))
 
 
 class Streams:
@@ -52,7 +52,7 @@ class Streams:
             tape.norm_x(None)
             tape.copy(tape.space.x, tape.streams)
 
-    def all(self, tape: Tape) -> Rows:
+    def all(self, tape: Tape) -> ThreadRows:
         """The rows that go on to the next layer: x with all that was left to be added to it, or the streams side by side."""
         return tape.norm(None) if self._n == 1 else tape.streams
 

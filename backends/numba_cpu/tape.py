@@ -27,12 +27,12 @@ KERNELS = (step.add_norm, step.quantize, step.multiply, step.copy_rows)
 
 
 @frozen
-class Rows:
+class ThreadRows:
     """Rows of a pass: the address of the first, floats from one to the next, bytes from one thread's to the next's."""
 
     address: int
     width: int
-    apart: int = 0  # all threads share them
+    thread_stride: int = 0  # all threads share them
     is_operand: bool = False  # they are operands of the matrix that reads them, not floats
 
 
@@ -60,8 +60,8 @@ class Workspace:
         self.is_private = bool(n_threads)
         self._n_threads = n_threads
         self._arena = arena
-        self._operands: dict[tuple[str, int, int], Rows] = {}
-        self._buffers, self._named = buffers, dict[tuple[str, int], Rows]()
+        self._operands: dict[tuple[str, int, int], ThreadRows] = {}
+        self._buffers, self._named = buffers, dict[tuple[str, int], ThreadRows]()
         self.x, self.normed = (self.named(name, n_embd) for name in ("x", "normed"))
         self.embedded = self.named("embedded", n_embd) if "embedded" in buffers else None
 
@@ -75,7 +75,7 @@ class Workspace:
         n_given = max((linear.n_out for each in plan.nextn if (linear := each.output.given) is not None), default=0)
         return {**dict.fromkeys(names, row_bytes(plan.widest)), "y": row_bytes(n_added), GIVEN: row_bytes(n_given)}
 
-    def operand(self, activation: str, width: int, rows_per_token: int = 1) -> Rows:
+    def operand(self, activation: str, width: int, rows_per_token: int = 1) -> ThreadRows:
         """Memory for the operands that matrix kernels want of rows; all rows of one kind and width use it in turn."""
         key = (activation, width, rows_per_token)
         if key not in self._operands:
@@ -83,16 +83,16 @@ class Workspace:
             n_bytes = activation_bytes(activation, n_tokens * rows_per_token, width)
             stride = up(n_bytes, 64) + 64 if self.is_private else 0
             to = self._arena.zeros(self._n_threads * stride if self.is_private else n_bytes, "scratch")
-            self._operands[key] = Rows(to, width, stride)
+            self._operands[key] = ThreadRows(to, width, stride)
         return self._operands[key]
 
-    def named(self, name: str, width: int) -> Rows:
+    def named(self, name: str, width: int) -> ThreadRows:
         """The rows of a buffer, or every thread's own in its place."""
         if (name, width) not in self._named:
-            rows = Rows(self._buffers[name], width)
+            rows = ThreadRows(self._buffers[name], width)
             if self.is_private:
                 stride = up(4 * PRIVATE_TOKENS * width, 64) + 64
-                rows = Rows(self._arena.zeros(self._n_threads * stride, "scratch"), width, stride)
+                rows = ThreadRows(self._arena.zeros(self._n_threads * stride, "scratch"), width, stride)
             self._named[name, width] = rows
         return self._named[name, width]
 
@@ -160,13 +160,13 @@ class Tape:
         self.y = buffers["y"]
         self.logits = np.empty(1, dtype(step.Entry))  # without an output nobody reads it
         self.arena = arena
-        self.aside: list[Rows] = []
+        self.aside: list[ThreadRows] = []
         self._rows: list[np.ndarray] = []
         self._works: list[Work] = []
         self._features: dict[str, int] = {}
         self._hidden = 0
         self.seen = self.streams = space.x
-        self.kept: dict[Value, Rows] = {}
+        self.kept: dict[Value, ThreadRows] = {}
         self._pending: list[tuple[int, Norm | None]] = []  # rows that the next norm adds to x first, normed or as they are
 
     def program(self) -> Program:
@@ -178,15 +178,15 @@ class Tape:
         records = np.concatenate([np.empty(0, np.int64), *self._rows])
         return Program(records, starts[:-1], self._works, self.logits, features, starts[self._hidden])
 
-    def take_hidden(self, to: Rows) -> None:
+    def take_hidden(self, to: ThreadRows) -> None:
         """Write that `Program.at` will give the address of rows."""
         self._hidden = len(self._rows)
-        self.copy(Rows(0, to.width), to)
+        self.copy(ThreadRows(0, to.width), to)
 
-    def give_features(self, name: str, rows: Rows, width: int | None = None) -> None:
+    def give_features(self, name: str, rows: ThreadRows, width: int | None = None) -> None:
         """Write that rows, or so many values of each, go where `Program.at` will say, of all tokens."""
         self._features[name] = len(self._rows)
-        size, there = rows.width if width is None else width, Rows(0, 0)
+        size, there = rows.width if width is None else width, ThreadRows(0, 0)
         self.add(Work("features"), step.copy_rows, x=rows, y=there, size=size, n_times=1, is_private=False, is_output=False)
         self.waits = not self.space.is_private
 
@@ -197,7 +197,7 @@ class Tape:
             self.give_features("output", normed)
         else:
             self.multiply("hidden states", normed, [(given, self.buffers[GIVEN])])
-            self.give_features("output", Rows(self.buffers[GIVEN], up(given.n_out, step.PANEL_ROWS)), given.n_out)
+            self.give_features("output", ThreadRows(self.buffers[GIVEN], up(given.n_out, step.PANEL_ROWS)), given.n_out)
 
     def add(self, work: Work, kernel: Any, **fields: Any) -> None:
         """Write the record of a kernel; a barrier follows unless its threads go on with rows of their own.
@@ -227,13 +227,13 @@ class Tape:
         """Let the next norm add y, or its norm, to x."""
         self._pending.append((self.y, post_norm))
 
-    def take_added(self) -> list[Rows]:
+    def take_added(self) -> list[ThreadRows]:
         """The rows that a block left to be added to x, which are then taken."""
-        return [Rows(y, row_stride(self.space.x.width)) for y, _ in self.take_pending()]
+        return [ThreadRows(y, row_stride(self.space.x.width)) for y, _ in self.take_pending()]
 
-    def products(self, name: str, width: int) -> Rows:
+    def products(self, name: str, width: int) -> ThreadRows:
         """The rows of a buffer where products with a matrix are."""
-        return Rows(self.buffers[name], row_stride(width))
+        return ThreadRows(self.buffers[name], row_stride(width))
 
     def take_pending(self) -> list[tuple[int, Norm | None]]:
         """The additions to x that no norm has made yet; none will."""
@@ -249,7 +249,7 @@ class Tape:
         """Make additions that were `set_apart` pending again, in front of later ones."""
         self._pending, self.y = pending + self._pending, self.buffers["y"]
 
-    def norm(self, norm: Norm | None, *, waits: bool = False) -> Rows:
+    def norm(self, norm: Norm | None, *, waits: bool = False) -> ThreadRows:
         """Write the sum of x and of pending additions, and its norm; returns the norm, or x where there is none.
 
         With `waits`, every thread has read the added rows before any goes on: then the very next record may write y.
@@ -257,7 +257,7 @@ class Tape:
         self._sum_and_norm(norm, self.space.normed, self.seen, waits=waits)
         return self.seen if norm is None else self.space.normed
 
-    def norm_output(self, norm: Norm | None, x: Rows, out: Rows) -> Rows:
+    def norm_output(self, norm: Norm | None, x: ThreadRows, out: ThreadRows) -> ThreadRows:
         """Write the norms of those rows of x whose logits are wanted, or these rows; returns `out`, where they are."""
         if x is not self.seen:
             self.norm_x(None)
@@ -270,26 +270,28 @@ class Tape:
         """Write that x becomes the sum of itself and of pending additions, and its norm, where there is one."""
         self._sum_and_norm(norm, self.space.x, self.space.x)
 
-    def add_to_x(self, y: Rows, factor: float = 1.0) -> None:
+    def add_to_x(self, y: ThreadRows, factor: float = 1.0) -> None:
         """Write that y, times `factor`, is added to x."""
         self.add_rows(self.space.x, y, factor)
 
-    def add_rows(self, to: Rows, y: Rows, factor: float = 1.0, *, scale: float = 1.0) -> None:
+    def add_rows(self, to: ThreadRows, y: ThreadRows, factor: float = 1.0, *, scale: float = 1.0) -> None:
         """Write that y, times `factor`, is added to rows, which are then multiplied by `scale`."""
-        how = {"size": to.width, "scale": scale, "factor": factor}
-        self.add_by_rows("adding rows", step.add_rows, x=to, y=y, to=to, **how)
+        params = {"size": to.width, "scale": scale, "factor": factor}
+        self.add_by_rows("adding rows", step.add_rows, x=to, y=y, to=to, **params)
 
     def scale_x(self, factor: float) -> None:
         """Write that x, with pending additions, is multiplied by a number."""
         self.norm_x(None)
         self.add_rows(self.space.x, self.space.x, 0.0, scale=factor)
 
-    def copy(self, rows: Rows, to: Rows, *, is_output: bool = False) -> None:
+    def copy(self, rows: ThreadRows, to: ThreadRows, *, is_output: bool = False) -> None:
         """Write that rows, or those whose logits are wanted, are copied, as often as one has room in a row of the others."""
-        how = {"size": rows.width, "n_times": to.width // rows.width, "is_output": is_output}
-        self.add_by_rows("copying rows", step.copy_rows, x=rows, y=to, **how)
+        params = {"size": rows.width, "n_times": to.width // rows.width, "is_output": is_output}
+        self.add_by_rows("copying rows", step.copy_rows, x=rows, y=to, **params)
 
-    def _sum_and_norm(self, norm: Norm | None, out: Rows, x: Rows, *, is_output: bool = False, waits: bool = False) -> None:
+    def _sum_and_norm(
+        self, norm: Norm | None, out: ThreadRows, x: ThreadRows, *, is_output: bool = False, waits: bool = False
+    ) -> None:
         private, weights = self.space.is_private, self.weights
         pending = self._pending or ([] if norm is None else [(0, None)])
         for i, (y, post) in enumerate(pending):
@@ -298,7 +300,7 @@ class Tape:
                 Work("norm"),
                 step.add_norm,
                 x=x,
-                y=Rows(y, row_stride(x.width)),
+                y=ThreadRows(y, row_stride(x.width)),
                 y_norm=weights.norm(post),
                 norm=weights.norm(last),
                 out=out,
@@ -308,16 +310,16 @@ class Tape:
             self.waits = waits or not private
         self._pending = []
 
-    def multiply(self, name: str, x: Rows, products: Sequence[tuple[Linear, int]]) -> None:
+    def multiply(self, name: str, x: ThreadRows, products: Sequence[tuple[Linear, int]]) -> None:
         """Write products of x, each to an address."""
         entries = self.entries(x, products)
         matrices = [self.weights.matrix(linear) for linear, _ in products]
         n_panels = sum(matrix.n_panels for matrix in matrices)
         self.add(Work.of_matrices(name, matrices), step.multiply, entries=entries.ctypes.data, n_panels=n_panels)
 
-    def entries(self, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
+    def entries(self, x: ThreadRows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
         """Quantise x as the matrices need it, unless it is so, and make the `step.Entry` of each: (m,)."""
-        operands: dict[str, Rows] = {}
+        operands: dict[str, ThreadRows] = {}
         for linear, _ in products:
             if (activation := self.weights.activation(linear)) not in operands:
                 kind = self.weights.matrix(linear).kind
@@ -326,7 +328,7 @@ class Tape:
         self.arena.keep(entries, "scratch")
         return entries
 
-    def _entry(self, linear: Linear, operand: Rows, y: int) -> step.Entry:
+    def _entry(self, linear: Linear, operand: ThreadRows, y: int) -> step.Entry:
         matrix = self.weights.matrix(linear)
         return step.Entry(
             kernel=self.weights.address(matrix.kind, "matmul"),
@@ -342,10 +344,10 @@ class Tape:
             first=0,
         )
 
-    def _quantize(self, x: Rows, activation: str, kind: str, *, is_output: bool) -> Rows:
+    def _quantize(self, x: ThreadRows, activation: str, kind: str, *, is_output: bool) -> ThreadRows:
         """Make operands of the matrix kernels of rows x."""
         out, private = self.space.operand(activation, x.width), self.space.is_private
         kernel = self.weights.address(kind, "quantize")
-        how = {"n_blocks": n_blocks(x.width), "is_private": private, "is_output": is_output}
-        self.add(Work("quantising activations"), step.quantize, quantize=kernel, x=x, out=out, **how)
+        params = {"n_blocks": n_blocks(x.width), "is_private": private, "is_output": is_output}
+        self.add(Work("quantising activations"), step.quantize, quantize=kernel, x=x, out=out, **params)
         return out

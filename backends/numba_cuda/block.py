@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scop
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
 from augury.backends.numba_cuda.operations.rewrites import ReadEmbedded, rewritten
-from augury.backends.numba_cuda.rows import Operand, Rows
+from augury.backends.numba_cuda.rows import DeviceRows, Operand
 from augury.backends.numba_cuda.slot_memory import Cache, State
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Block, Linear
@@ -118,8 +118,8 @@ def columns_of(blocks: Sequence[FirstProducts]) -> list[int]:
 def multiply_first(tape: Tape, x: Operand, blocks: Sequence[FirstProducts]) -> None:
     """Write the first products of several blocks, all in one row, until `Tape.go_on`."""
     columns = columns_of(blocks)
-    rows, found = Rows(tape.buffers["first products"], columns[-1]), []
+    rows, found = DeviceRows(tape.buffers["first products"], columns[-1]), []
     for each, first in zip(blocks, columns, strict=False):
-        tape.made[each.key] = Rows(rows.at.at(4 * first), rows.width)
+        tape.made[each.key] = DeviceRows(rows.at.at(4 * first), rows.width)
         found += [(linear, first + column) for linear, column in each.products]
     tape.multiply(x, found, rows)

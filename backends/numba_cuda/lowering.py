@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
 from augury.backends.numba_cuda.products import SPLIT_BUFFERS
 from augury.backends.numba_cuda.residual import Streams
-from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
 from augury.backends.numba_cuda.weights import Weights
 from augury.batch import check_vocabulary
@@ -177,9 +177,9 @@ class Lowering(PlanEmitters[BlockEmitter]):
         if "output" in parts.features:
             at, given = self.buffers["output"], ends.block.given
             if given is None:
-                tape.norm_seen(ends.block.norm, Rows(at, tape.x.width).operand)
+                tape.norm_seen(ends.block.norm, DeviceRows(at, tape.x.width).operand)
             else:
-                tape.multiply(tape.norm(ends.block.norm, (given,)), ((given, 0),), Rows(at, given.n_out))
+                tape.multiply(tape.norm(ends.block.norm, (given,)), ((given, 0),), DeviceRows(at, given.n_out))
         ends.output.emit(tape)
 
     def _give_features(self, tape: Tape, name: str, parts: Parts) -> None:
@@ -205,8 +205,8 @@ class Lowering(PlanEmitters[BlockEmitter]):
 
     def _first_norms(self, i: int) -> tuple[Norm | None, ...]:
         """The norms of x for several blocks side by side in a layer, if there are at most two, and no others later."""
-        n_abreast, blocks = self.plan.every_layer[i].n_abreast, self.plan.every_layer[i].blocks
-        emitters, is_last = self._layers[i][:n_abreast], not any(block.is_parallel for block in blocks[n_abreast:])
+        n_parallel, blocks = self.plan.every_layer[i].n_parallel, self.plan.every_layer[i].blocks
+        emitters, is_last = self._layers[i][:n_parallel], not any(block.is_parallel for block in blocks[n_parallel:])
         if len(emitters) < 2 or not is_last or any(len(emitter.norms) != 1 for emitter in emitters):
             return ()
         norms = tuple(dict.fromkeys(norm for emitter in emitters for norm in emitter.norms))
@@ -225,7 +225,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
             ends.embedding.emit(tape)
         if EMBEDDED in self.buffers:
             tape.copy(tape.x.at, self.buffers[EMBEDDED], 4 * n_tokens * tape.x.width)
-        tape.streams = Rows(self._passed_on, self.plan.embedding.n_streams * ends.n_embd)
+        tape.streams = DeviceRows(self._passed_on, self.plan.embedding.n_streams * ends.n_embd)
         if ends.input is not None:
             ends.input.emit(tape)
         elif takes_hidden and self.hidden is not self._passed_on:

@@ -20,7 +20,7 @@ from augury.backends.numba_cuda.kernels.tensor_cores import (
     MATRIX_TILES,
     MULTIPLY_MATRIX,
 )
-from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
+from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles
 from augury.backends.numba_cuda.weights import Matrix
 
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
@@ -43,7 +43,7 @@ def tile_of(matrix: Matrix, n_tokens: int, *, is_output: bool = False) -> int:
 
 
 def launch_of(
-    matrix: Matrix, x: Operand, to: Rows, column: int, tiles: Tiles, mode: int, which: int, more: Arguments | None = None
+    matrix: Matrix, x: Operand, to: DeviceRows, column: int, tiles: Tiles, mode: int, which: int, more: Arguments | None = None
 ) -> Launch:
     """The kernel of one matrix; see `kernels.matmul`, and of `more`, where products are combined, `kernels.routes`."""
     given: Arguments = {"w": matrix.arguments, "x": x.source(is_float=matrix.format.is_float)}
@@ -61,17 +61,17 @@ def launch_of(
 
 
 def launch_of_gated(
-    matrix: Matrix, x: Operand, to: Any, column: int, tiles: Tiles, which: int, how: Any, n_gated: int = 1
+    matrix: Matrix, x: Operand, to: Any, column: int, tiles: Tiles, which: int, params: Any, n_gated: int = 1
 ) -> Launch:
     """The kernel of gate, and up below it if `n_gated` is 2, with their activation; see `kernels.matmul`."""
     kernel, grid = MULTIPLY_GATED[matrix.format.name, tiles.n_rows], (-(-matrix.n_rows // n_gated // UNIT), tiles.n)
-    given: Arguments = {"w": matrix.arguments, "x": x.source(is_float=matrix.format.is_float), "how": how, "to": to}
+    given: Arguments = {"w": matrix.arguments, "x": x.source(is_float=matrix.format.is_float), "params": params, "to": to}
     given |= {"column": column, "which": which, "n_most": tiles.n_most, "per_token": tiles.per_token}
     return Launch.of(kernel, grid, WARP * GATED_WARPS, tiles.at, **given)
 
 
 def launch_of_two(
-    inputs: Pointer, n_tokens: int, x: Operand, products: Sequence[tuple[Matrix, int]], to: Rows
+    inputs: Pointer, n_tokens: int, x: Operand, products: Sequence[tuple[Matrix, int]], to: DeviceRows
 ) -> Launch | None:
     """The kernel of few tokens and two matrices, each with the column of its products, if there is one for their types."""
     (first, column), (other, other_column) = products

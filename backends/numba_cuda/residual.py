@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Connection, ModelPlan
 from augury.lowering import ConnectionEmitter, connection_emitters
@@ -20,7 +20,7 @@ class AllStreamsEmitter(ConnectionEmitter):
         tape.x = tape.seen = tape.streams
 
     def write(self, tape: Tape) -> None:
-        tape.x = Rows(tape.buffers[_ADDED], self.size)
+        tape.x = DeviceRows(tape.buffers[_ADDED], self.size)
 
 
 class Streams:
@@ -47,8 +47,8 @@ class Streams:
         x, size, streams = tape.x, self._n_embd, tape.streams
         tape.add_pending()
         for i in range(0 if takes_hidden else self._n):
-            tape.blend(Rows(streams.at.at(4 * i * size), streams.width), x, 0.0, 1.0, width=size)
-        tape.x = tape.seen = Rows(tape.buffers[_ADDED], size)
+            tape.blend(DeviceRows(streams.at.at(4 * i * size), streams.width), x, 0.0, 1.0, width=size)
+        tape.x = tape.seen = DeviceRows(tape.buffers[_ADDED], size)
 
     def read(self, tape: Tape, connection: Connection | None) -> None:
         """Write the rows that the next block sees."""

@@ -21,7 +21,7 @@ def units_of(n: int) -> int:
 
 
 @frozen(eq=False)
-class Rows:
+class DeviceRows:
     """Rows of floats, one per token."""
 
     at: Pointer

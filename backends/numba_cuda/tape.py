@@ -21,7 +21,7 @@ from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine_rows
 from augury.backends.numba_cuda.kernels.splits import SPLIT
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_gated, launch_of_two, tile_of
-from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
+from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, units_of
 from augury.backends.numba_cuda.weights import Matrix, Weights
 from augury.blocks import Activation, GateKind, Linear, Matrices, Norm
 from augury.lowering import Value
@@ -103,14 +103,14 @@ class Tape:
     def __init__(self, size: Size, weights: Weights, buffers: Mapping[str, Pointer], inputs: Pointer, n_embd: int) -> None:
         self.steps: list[Launch | Copy] = []
         self.size, self.weights, self.buffers, self.inputs = size, weights, buffers, inputs
-        self.x = self.seen = self.streams = Rows(buffers["x"], n_embd)
-        self.made: dict[Hashable, Rows] = {}
+        self.x = self.seen = self.streams = DeviceRows(buffers["x"], n_embd)
+        self.made: dict[Hashable, DeviceRows] = {}
         self.operands: dict[Value, Operand] = {}
         self.tiles: dict[Value, Tiles] = {}
         self.narrow: Mapping[Linear, NarrowOutput] = {}
         self.chooses = True
         # rows that the next norm adds to x, as they are or normed, or swaps with it
-        self._pending: tuple[Rows, Norm | None, bool] | None = None
+        self._pending: tuple[DeviceRows, Norm | None, bool] | None = None
         self._normed: dict[Norm | None, Operand] = {}  # the normed inputs of parallel blocks, by their norms
 
     @staticmethod
@@ -156,18 +156,18 @@ class Tape:
             self.norm_seen(norm, to)
             self._normed[norm] = to
 
-    def put(self, x: Rows, size: int, to: Operand, norm: Norm | None = None, *, is_output: bool = False) -> None:
+    def put(self, x: DeviceRows, size: int, to: Operand, norm: Norm | None = None, *, is_output: bool = False) -> None:
         """Put rows of `size` values, normed, where they are multiplied: of all tokens, or of tokens that have logits."""
         self._norm(x, size, norm, to, is_output=is_output)
 
-    def norm_in_place(self, norm: Norm | None, rows: Rows, size: int, n_groups: int = 1) -> None:
+    def norm_in_place(self, norm: Norm | None, rows: DeviceRows, size: int, n_groups: int = 1) -> None:
         """Norm the first groups of `size` values of rows, each by itself."""
         if norm is not None:
             if rows is self.x:
                 self.add_pending()
             self._norm(rows, size, norm, None, n_groups=n_groups)
 
-    def join(self, parts: Sequence[tuple[Rows, int, Norm | None]], to: Operand) -> None:
+    def join(self, parts: Sequence[tuple[DeviceRows, int, Norm | None]], to: Operand) -> None:
         """Put rows of so many values side by side where they are multiplied; norms are of groups of values.
 
         Each group may have weights of its own.
@@ -183,10 +183,10 @@ class Tape:
             grid, rest = (1, self.size.n_tokens), to.floats.at(4 * at)
             self.launch(blend_rows, grid, WARP, x=rest, y=zeros, size=n_rest, x_stride=to.width, b=1.0)
         if to.as_bytes:
-            self.put(Rows(to.floats, to.width), at, evolve(to, as_floats=False))
+            self.put(DeviceRows(to.floats, to.width), at, evolve(to, as_floats=False))
 
     def norm_parts(
-        self, rows: Rows, parts: Sequence[tuple[Norm | None, int, int]], to: Operand | None = None, n_apart: int = 1
+        self, rows: DeviceRows, parts: Sequence[tuple[Norm | None, int, int]], to: Operand | None = None, n_apart: int = 1
     ) -> None:
         """Norm up to three parts of rows in place, given with their columns and sizes.
 
@@ -198,17 +198,17 @@ class Tape:
         arguments: Arguments = {} if to is None else {"to": to.target}
         for i, (name, (norm, at, size)) in enumerate(zip(names, parts, strict=False)):
             if norm is not None or i < n_apart:
-                how = self.weights.norm_arguments(norm)
-                arguments[name] = PartArgs(how.weight, how.kind, at, size, how.eps)
+                params = self.weights.norm_arguments(norm)
+                arguments[name] = PartArgs(params.weight, params.kind, at, size, params.eps)
         self.launch(norm_parts, (self.size.n_tokens, 3), THREADS, x=rows.at, stride=rows.width, n_apart=n_apart, **arguments)
 
-    def add_rows_later(self, rows: Rows, post_norm: Norm | None = None, *, trades: bool = False) -> None:
+    def add_rows_later(self, rows: DeviceRows, post_norm: Norm | None = None, *, swaps: bool = False) -> None:
         """Add rows, or their norm, to the residual stream, which they are not to change before the next norm.
 
         If they are exchanged, the rows become the previous residual stream.
         """
         self.add_pending()
-        self._pending = (rows, post_norm, trades)
+        self._pending = (rows, post_norm, swaps)
 
     def add_pending(self) -> None:
         """Add pending rows to the residual stream."""
@@ -216,9 +216,9 @@ class Tape:
             pending, self._pending = self._pending, None
             self._norm(self.x, self.x.width, None, None, pending=pending)
 
-    def put_aside(self) -> Rows:
+    def put_aside(self) -> DeviceRows:
         """Copy the present x, to be `seen` by blocks that add to x."""
-        aside = Rows(self.buffers["seen"], self.x.width)
+        aside = DeviceRows(self.buffers["seen"], self.x.width)
         self.copy(self.x.at, aside.at, 4 * self.size.n_tokens * self.x.width)
         return aside
 
@@ -228,7 +228,9 @@ class Tape:
         self._normed.clear()
         self.made.clear()
 
-    def blend(self, x: Rows, y: Rows, a: float, b: float, *, width: int | None = None, is_one_row: bool = False) -> None:
+    def blend(
+        self, x: DeviceRows, y: DeviceRows, a: float, b: float, *, width: int | None = None, is_one_row: bool = False
+    ) -> None:
         """Write that x = a * x + b * y, of so many values, or of whole rows of x; y may be one row for all."""
         if x is self.x:
             self.add_pending()
@@ -239,14 +241,14 @@ class Tape:
 
     def _norm(
         self,
-        x: Rows,
+        x: DeviceRows,
         size: int,
         norm: Norm | None,
         to: Operand | None,
         *,
         n_groups: int = 1,
         n_out: int | None = None,
-        pending: tuple[Rows, Norm | None, bool] | None = None,
+        pending: tuple[DeviceRows, Norm | None, bool] | None = None,
         is_output: bool = False,
     ) -> None:
         """Norm groups of rows, to which are added pending rows; without a place to go to in place.
@@ -254,21 +256,21 @@ class Tape:
         Each row of the result has `n_out` values, 0 beyond `size`; by default the whole row.
         """
         place = to or x.operand
-        how: Arguments = {"x": x.at, "stride": x.width, "size": size, "n_out": n_out or (size if to is None else to.width)}
+        params: Arguments = {"x": x.at, "stride": x.width, "size": size, "n_out": n_out or (size if to is None else to.width)}
         arguments: Arguments = {"to": place.target}
         if pending is not None:
             y, y_norm, is_traded = pending
-            how |= {"y": y.at, "y_stride": y.width, "is_traded": is_traded}
+            params |= {"y": y.at, "y_stride": y.width, "is_traded": is_traded}
             arguments["y_norm"] = self.weights.norm_arguments(y_norm)
         if to is not None or norm is not None:
             n_alike = 1 if norm is None or norm.weight_shape is None else n_groups
             arguments["norm"] = self.weights.norm_arguments(norm, n_alike)
             if norm is not None and n_alike > 1:
-                how["step"] = size * (1 if norm.bias is None else 2)
+                params["step"] = size * (1 if norm.bias is None else 2)
         grid = (self.size.n_tokens, n_groups)
-        self.launch(norm_rows, grid, THREADS, how=NormedArgs(**how, is_output=is_output), **arguments)
+        self.launch(norm_rows, grid, THREADS, params=NormedArgs(**params, is_output=is_output), **arguments)
 
-    def multiply(self, x: Operand, products: Sequence[tuple[Linear, int]], to: Rows, *, adds: bool = False) -> None:
+    def multiply(self, x: Operand, products: Sequence[tuple[Linear, int]], to: DeviceRows, *, adds: bool = False) -> None:
         """Multiply rows by matrices, each with the column where its products begin; store them, or add to stored values."""
         found, n = self.weights.products(products), self.size.n_tokens
         for pair in permutations(found, 2):
@@ -279,7 +281,7 @@ class Tape:
         self.multiply_matrices(x, found, to, adds=adds)
 
     def multiply_matrices(
-        self, x: Operand, matrices: Sequence[tuple[Matrix, int]], to: Rows, *, adds: bool = False, is_output: bool = False
+        self, x: Operand, matrices: Sequence[tuple[Matrix, int]], to: DeviceRows, *, adds: bool = False, is_output: bool = False
     ) -> None:
         """Multiply rows by matrices, one after the other: of all tokens, or of tokens that have logits."""
         for matrix, column in matrices:
@@ -314,8 +316,8 @@ class Tape:
             if self.size.n_tokens > FEW_TOKENS:  # whose units lie in another order
                 return False
             tiles = self._tiles(matrix)
-        how = gate.arguments(has_up=len(parts) > 1)
-        self.steps.append(launch_of_gated(matrix, x, to.target, 0, tiles, which, how, len(parts)))
+        params = gate.arguments(has_up=len(parts) > 1)
+        self.steps.append(launch_of_gated(matrix, x, to.target, 0, tiles, which, params, len(parts)))
         return True
 
     def multiply_heads(self, x: Operand, part: Matrices, to: Operand, tiles: Tiles) -> bool:
@@ -323,25 +325,27 @@ class Tape:
         ((matrix, _),) = self.weights.several([part])
         if part.n_out % UNIT or matrix.n_cuts > 1 or tiles.n > part.n or self.size.n_tokens > FEW_TOKENS:
             return False
-        how, target = GateArgs(NOT_ACTIVATED, limit=math.inf), evolve(to, width=part.n_out).target
-        self.steps.append(launch_of_gated(matrix, x, target, part.n, tiles, OF_TILES, how))
+        params, target = GateArgs(NOT_ACTIVATED, limit=math.inf), evolve(to, width=part.n_out).target
+        self.steps.append(launch_of_gated(matrix, x, target, part.n, tiles, OF_TILES, params))
         return True
 
-    def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: Rows, tiles: Tiles) -> None:
+    def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: DeviceRows, tiles: Tiles) -> None:
         """Multiply rows by matrices that their tiles choose, and store the products side by side."""
         for matrix, column in self.weights.several(parts):
             self.steps.append(launch_of(matrix, x, to, column, tiles, STORE, tiles.which))
 
-    def multiply_combined(self, x: Operand, part: Matrices, rows: Rows, tiles: Tiles, **combined: Pointer | float) -> None:
+    def multiply_combined(
+        self, x: Operand, part: Matrices, rows: DeviceRows, tiles: Tiles, **combined: Pointer | float
+    ) -> None:
         """Multiply rows by matrices that routes choose, and add up the rows of a token; see `routes.CombineArgs`."""
-        how = CombineArgs(n_most=tiles.n_most, k=tiles.per_token, **combined)
+        params = CombineArgs(n_most=tiles.n_most, k=tiles.per_token, **combined)
         if tiles.n_apart:
             self.multiply_tiles(x, [part], rows, tiles)
             grid = (warps_of(units_of(rows.width)), self.size.n_tokens)
-            self.launch(combine_rows, grid, WARP * WARPS, routes=tiles.at, rows=rows.at, stride=rows.width, how=how)
+            self.launch(combine_rows, grid, WARP * WARPS, routes=tiles.at, rows=rows.at, stride=rows.width, params=params)
             return
         ((matrix, column),) = self.weights.several([part])
-        more = {"combined": how, "counters": self.buffers["counters"]}
+        more = {"combined": params, "counters": self.buffers["counters"]}
         self.steps.append(launch_of(matrix, x, rows, column, tiles, COMBINED, OF_TILES, more))
 
     def _tiles(self, matrix: Matrix, *, is_output: bool = False) -> Tiles:

@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, HAS_SCALES, MOST
 from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, RMS, NormArgs
 from augury.backends.numba_cuda.kernels.sums import MatrixArgs
 from augury.backends.numba_cuda.repack import n_units, repack
-from augury.blocks import Convolution, Integers, Linear, Matrices, ModelPlan, Norm, NormKind, Rows, Vector
+from augury.blocks import Convolution, Integers, Linear, Matrices, ModelPlan, Norm, NormKind, RowSelection, Vector
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
 from augury.interfaces import Progress
@@ -326,7 +326,7 @@ class Weights:
     def _floats(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return self._file.tensor(name, shape).floats()
 
-    def _held_or_lent(self, key: tuple[tuple[str, Rows | None], ...], make: Callable[[], np.ndarray]) -> Pointer:
+    def _held_or_lent(self, key: tuple[tuple[str, RowSelection | None], ...], make: Callable[[], np.ndarray]) -> Pointer:
         """The words of matrices; one whole matrix may be the target's, or is a draft model's to borrow."""
         if len(key) > 1 or key[0][1] is not None:
             return self._hold(key, make)

@@ -17,7 +17,7 @@ from augury.backends.reference.recurrent import convolved, of_length_one, recurr
 from augury.backends.reference.weights import Weights, each_normed
 from augury.blocks import Activation, Block, GateKind, Linear, Norm, Vector
 from augury.errors import UnsupportedError
-from augury.lowering import KeptRows, Operation, Value
+from augury.lowering import CachedRows, Operation, Value
 
 
 def check_operations(block: Block, n_embd: int) -> None:
@@ -63,7 +63,7 @@ def _add(run: Run, each: op.Add) -> None:
 def _add_stream(run: Run, each: op.AddStream) -> None:
     z = run.get(run.block.embedded)
     np.add(run.added, each.factor * (z if each.first is None else run.weights.vector(each.first.weight)), out=run.added)
-    if each.trades:
+    if each.swaps:
         z[:] = run.get(run.block.x)
 
 
@@ -111,15 +111,15 @@ def _join(run: Run, each: op.Join) -> None:
     run.arrays[each.out] = np.hstack([run.get(value) for value in each.x])
 
 
-def _begin_streams(run: Run, each: op.BeginStreams) -> None:
+def _begin_streams(run: Run, each: op.InitStreams) -> None:
     run.given.extend(run.get(value) for value in each.y)
 
 
-def _give_inputs(run: Run, each: op.GiveInputs) -> None:
+def _give_inputs(run: Run, each: op.SetLayerInputs) -> None:
     run.given.append(each.scale * (run.get(each.x) + each.factor * run.get(each.other)))
 
 
-def _give_logits(run: Run, each: op.GiveLogits) -> None:
+def _give_logits(run: Run, each: op.ComputeLogits) -> None:
     rows = each_normed(run.get(each.x)[run.batch.rows], each.norm, run.weights)
     run.given.append(softcap(run.weights.product(each.linear, rows), each.softcap))
 
@@ -209,9 +209,9 @@ def _by_row(run: Run, each: Operation) -> None:
     given, compute = [_known(one, run.weights) for one in each.operands], each.kernel_for("reference")
     with np.errstate(over="ignore"):  # e^-x may become infinite
         for t, (slot, _, cell, path) in enumerate(run.tokens()):
-            kept = {one.cache: cache.seen_part(one.cache, slot, path)[0] for one in given if isinstance(one, KeptRows)}
+            kept = {one.cache: cache.seen_part(one.cache, slot, path)[0] for one in given if isinstance(one, CachedRows)}
             operands = [run.get(one)[t] if isinstance(one, Value) else one for one in given]
-            operands = [kept[one.cache] if isinstance(one, KeptRows) else one for one in operands]
+            operands = [kept[one.cache] if isinstance(one, CachedRows) else one for one in operands]
             compute(*operands, *(rows[t] for rows in made))
             for place in each.cached():
                 cache.store_part(place, slot, cell, kept[place][-1:])
@@ -242,10 +242,10 @@ _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     op.ReadInput: _read_input,
     op.ReadHidden: _read_hidden,
     op.Join: _join,
-    op.BeginStreams: _begin_streams,
+    op.InitStreams: _begin_streams,
     op.LookUp: _look_up,
-    op.GiveInputs: _give_inputs,
-    op.GiveLogits: _give_logits,
+    op.SetLayerInputs: _give_inputs,
+    op.ComputeLogits: _give_logits,
     op.Constant: _constant,
     op.Gate: _gate,
     op.Convolve: _convolve,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from augury.blocks.parts import SequenceState
-    from augury.lowering.attention import Choice
+    from augury.lowering.attention import PositionChoice
     from augury.lowering.builder import Builder
     from augury.lowering.operation import Value
 
@@ -135,5 +135,5 @@ class PositionIndexer(HasParts, ABC):
         """Its caches, see `Block.cached`."""
 
     @abstractmethod
-    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> Choice:
+    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> PositionChoice:
         """Write operations that choose, on the products; its caches are those of the block from place `cache` on."""

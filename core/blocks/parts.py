@@ -75,11 +75,11 @@ class GateKind(Enum):
 
 
 @frozen
-class Rows:
+class RowSelection:
     """Rows of a stored matrix: groups of `size` from `first` on, one every `step` rows, of `n_stored` in all.
 
-    Files fuse matrices: of `attn_qkv` a `Linear` takes `Rows(0, n_q, n_stored, n_stored)` and so on; where heads of queries and
-    gates alternate, `Rows(D, D, 2 * D, n_stored)` are the gates.
+    Files fuse matrices: of `attn_qkv` a `Linear` takes `RowSelection(0, n_q, n_stored, n_stored)` and so on; where heads of
+    queries and gates alternate, `RowSelection(D, D, 2 * D, n_stored)` are the gates.
     """
 
     first: int
@@ -105,7 +105,7 @@ class Linear:
     bias: str | None = None
     scale: float = 1.0
     bias_scale: float = 1.0
-    rows: Rows | None = None  # of the weight, and of the bias
+    rows: RowSelection | None = None  # of the weight, and of the bias
     has_own_bias: bool = False  # the bias has only these rows: it is stored as (n_out,) in any case
 
     @property

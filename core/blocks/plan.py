@@ -49,7 +49,7 @@ class Layer:
         return (*_each(self.mixer), *_each(self.feed_forward))
 
     @property
-    def n_abreast(self) -> int:
+    def n_parallel(self) -> int:
         """How many of its blocks, from the first on, see x as it was before the layer."""
         return 1 + [*(block.is_parallel for block in self.blocks[1:]), False].index(False)
 
@@ -209,8 +209,8 @@ class ModelPlan:
     def _changes_streams(self) -> bool:
         """Whether layers begin residual streams, or trade two of them."""
         blocks = [block for layer in self.layers for block in layer.blocks]
-        trades = any(isinstance(block, SecondStream) and block.trades for block in blocks)
-        return trades or (self.embedding.n_streams == 1 and any(block.connection for block in blocks))
+        swaps = any(isinstance(block, SecondStream) and block.swaps for block in blocks)
+        return swaps or (self.embedding.n_streams == 1 and any(block.connection for block in blocks))
 
     def blocks(self) -> Iterator[Block]:
         """All blocks in order."""

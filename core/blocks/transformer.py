@@ -256,7 +256,7 @@ class SecondStream(Block):
     """
 
     factor: float = 1.0
-    trades: bool = False
+    swaps: bool = False
     first: Vector | None = None
 
     @property
@@ -264,7 +264,7 @@ class SecondStream(Block):
         return True
 
     def lower(self, build: Builder) -> None:
-        build.add_stream(self.factor, self.first, trades=self.trades)
+        build.add_stream(self.factor, self.first, swaps=self.swaps)
 
 
 @frozen

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from augury.engine.sequence import Sequence
+from augury.engine.sequence import RunningSequence
 from augury.engine.verification import Accepted
 from augury.log import DRAFT_LOGGER
 from augury.passes import Pass
-from augury.speculation.drafts import Choice
+from augury.speculation.drafts import VerifiedNodes
 from augury.types import TokenLogprob
 
 
@@ -43,8 +43,10 @@ class VerifiedDraft:
         return f"slot {self.slot}: {' and '.join(self.drafters)} drafted {n} token{'s' * (n > 1)}, {self.n_accepted} accepted"
 
 
-def log_draft(sequence: Sequence, choice: Choice, accepted: Accepted, n_emitted: int, logits: Pass, first_row: int) -> None:
-    """Log a draft that was verified: the tokens of `accepted`, see `Sequence.verify`, that were emitted, and the others.
+def log_draft(
+    sequence: RunningSequence, choice: VerifiedNodes, accepted: Accepted, n_emitted: int, logits: Pass, first_row: int
+) -> None:
+    """Log a draft that was verified: the tokens of `accepted`, see `RunningSequence.verify`, that were emitted, and the others.
 
     The history's row of the pass is `first_row`.
     """
@@ -72,6 +74,6 @@ def log_draft(sequence: Sequence, choice: Choice, accepted: Accepted, n_emitted:
     DRAFT_LOGGER.debug("%s", verified, extra={"draft": verified})
 
 
-def _target_choice(sequence: Sequence, token: int, logits: Pass, row: int) -> TokenLogprob:
+def _target_choice(sequence: RunningSequence, token: int, logits: Pass, row: int) -> TokenLogprob:
     logit = float(logits.gather(row, np.array([token], np.int32))[0])
     return TokenLogprob(token, logit - logits.log_normalizer(row), sequence.bytes_of(token))

@@ -5,7 +5,7 @@ The engine's own thread runs the loop; every public method may be called from an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence as Items
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +22,7 @@ from augury.engine.evaluation import Evaluations
 from augury.engine.loop import Loop
 from augury.engine.request import Request, checked_tokens, is_several, make_request
 from augury.engine.running import Running, Stream
-from augury.engine.sequence import Sequence
+from augury.engine.sequence import RunningSequence
 from augury.engine.session import EngineSession
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineStats
@@ -41,7 +41,7 @@ from augury.text.chat_template import ChatTemplate, prompt_ids
 from augury.text.tokenizer import Tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, Result
 
-Prompt = str | Items[int] | np.ndarray
+Prompt = str | Sequence[int] | np.ndarray
 Message = Mapping[str, Any]
 
 
@@ -61,7 +61,7 @@ class Engine(Evaluations):
     def __init__(
         self,
         context: EngineContext,
-        chains: Items[Items[Drafter]],
+        chains: Sequence[Sequence[Drafter]],
         loader: Loader,
         *,
         tokenizer: Tokenizer | None,
@@ -87,8 +87,8 @@ class Engine(Evaluations):
             registry=loader.registry,
             tokenizer=tokenizer,
         )
-        self._sequence: Callable[[Request, Channel], Sequence] = partial(
-            Sequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
+        self._sequence: Callable[[Request, Channel], RunningSequence] = partial(
+            RunningSequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
         )
         features = context.model.features
         self._drafting = Drafting(chains, planner, self.info.n_vocab, may_branch=context.may_branch, features=features)
@@ -235,8 +235,8 @@ class Engine(Evaluations):
         self,
         prompt: Prompt | None = None,
         *,
-        messages: Items[Message] | None = None,
-        tools: Items[Mapping[str, Any]] | None = None,
+        messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         n: int | None = None,
         **params: Any,
@@ -291,7 +291,7 @@ class Engine(Evaluations):
         return checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
 
     @overload
-    def generate(self, prompt: list[str] | list[Items[int]], *, n: None = None, **params: Any) -> list[Result]: ...
+    def generate(self, prompt: list[str] | list[Sequence[int]], *, n: None = None, **params: Any) -> list[Result]: ...
 
     @overload
     def generate(self, prompt: Prompt | None = None, *, n: None = None, **params: Any) -> Result: ...
@@ -319,13 +319,13 @@ class Engine(Evaluations):
             results = [results[i : i + n] for i in range(0, len(results), n)]
         return results if several else results[0]
 
-    def stream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
+    def stream(self, prompt: Prompt | None = None, *, messages: Sequence[Message] | None = None, **params: Any) -> Stream:
         """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`, without `n`."""
         if "n" in params:
             raise OptionError("a stream is one answer; submit(n=...) gives several, each of which can be iterated")
         return iter(self.submit(prompt, messages=messages, **params))
 
-    def astream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
+    def astream(self, prompt: Prompt | None = None, *, messages: Sequence[Message] | None = None, **params: Any) -> Stream:
         """`stream` for `async for`: the event loop goes on meanwhile. For whole results: `await engine.submit(...)`.
 
         A slow reader holds up no other request. A task that is cancelled cancels its request.

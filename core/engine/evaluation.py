@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Sequence as Items
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Evaluations(ABC):
     def _tokens(self, prompt: Any, messages: Any) -> np.ndarray:
         """The token ids of a text or a conversation, (T,) int32."""
 
-    def evaluate(self, prompt: str | Items[int] | np.ndarray, rows: Items[int] | np.ndarray | None = None) -> np.ndarray:
+    def evaluate(self, prompt: str | Sequence[int] | np.ndarray, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """The logits after every token of a text, without generating, in a free slot, whose contents are forgotten.
 
         Args:
@@ -124,7 +124,7 @@ class Evaluations(ABC):
         context, kind, tokens = self._context, _checked_pooling(pooling, self.info), self._each(texts)
         return lambda loop: _embed(loop, context, tokens, kind, normalize=normalize)
 
-    def hidden_states(self, texts: Any, names: Items[str]) -> Any:
+    def hidden_states(self, texts: Any, names: Sequence[str]) -> Any:
         """The outputs of layers for every token, as heads and other drafters read them. The slots used forget their texts.
 
         Args:
@@ -161,7 +161,12 @@ def _evaluate(loop: Loop, context: EngineContext, tokens: np.ndarray, rows: np.n
 
 
 def _score(
-    loop: Loop, context: EngineContext, texts: Items[np.ndarray], n_top: int, n_vocab: int, spell: Callable[[int], bytes | None]
+    loop: Loop,
+    context: EngineContext,
+    texts: Sequence[np.ndarray],
+    n_top: int,
+    n_vocab: int,
+    spell: Callable[[int], bytes | None],
 ) -> Steps:
     """Only the probabilities are kept of each pass."""
     scored = [[PromptToken(int(text[0]), spell(int(text[0])))] for text in texts]
@@ -183,7 +188,7 @@ def _score(
     yield scored
 
 
-def _embed(loop: Loop, context: EngineContext, texts: Items[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
+def _embed(loop: Loop, context: EngineContext, texts: Sequence[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
     if "output" not in context.model.features:
         raise UnsupportedError("this backend has no embeddings; load the model with another one")
     embeddings: list[Any] = [[] for _ in texts]
@@ -207,7 +212,7 @@ def _embed(loop: Loop, context: EngineContext, texts: Items[np.ndarray], pooling
     yield scaled if pooling == "none" else np.stack(scaled)
 
 
-def _hidden_states(loop: Loop, context: EngineContext, texts: Items[np.ndarray], names: tuple[str, ...]) -> Steps:
+def _hidden_states(loop: Loop, context: EngineContext, texts: Sequence[np.ndarray], names: tuple[str, ...]) -> Steps:
     widths = context.model.features
     if missing := [name for name in names if name not in widths]:
         known = ", ".join(widths) or "none"
@@ -225,7 +230,7 @@ def _hidden_states(loop: Loop, context: EngineContext, texts: Items[np.ndarray],
 def _read(
     loop: Loop,
     context: EngineContext,
-    texts: Items[np.ndarray],
+    texts: Sequence[np.ndarray],
     rows: np.ndarray,
     features: tuple[str, ...],
     read: Callable[[int, int, int, Pass, int], None],

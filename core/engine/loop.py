@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from attrs import Factory, define, evolve, field
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
 from augury.engine.round_pass import RoundPass, ScheduledInput
-from augury.engine.sequence import Sequence
+from augury.engine.sequence import RunningSequence
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineCounter, EngineStats, log_request
 from augury.errors import CapacityError, OptionError, PluginError
@@ -27,7 +27,7 @@ from augury.guard import guarded
 from augury.interfaces import Opened
 from augury.log import DRAFT_LOGGER
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import Choice, Outcome
+from augury.speculation.drafts import Outcome, VerifiedNodes
 from augury.types import Round, tokens_array
 
 Result = TypeVar("Result")
@@ -49,9 +49,9 @@ class Loop:
     _n_vocab: int = field(default=Factory(lambda self: self._context.info.n_vocab, takes_self=True), kw_only=True)
     # called before every request; its exception is the request's error
     _check: Callable[[], None] | None = field(default=None, kw_only=True)
-    _waiting: deque[Sequence] = field(factory=deque, init=False)
+    _waiting: deque[RunningSequence] = field(factory=deque, init=False)
     n_held_back: int = field(default=0, init=False)  # of those: they wait for a slot of their own that is taken
-    _running: list[Sequence] = field(factory=list, init=False)
+    _running: list[RunningSequence] = field(factory=list, init=False)
     _taken: set[int] = field(factory=set, init=False)  # slots, also those of evaluations
     _evaluating: set[int] = field(factory=set, init=False)  # slots
     _counter: EngineCounter = field(
@@ -69,15 +69,15 @@ class Loop:
         """The requests that run, and the counts; `n_arriving` wait to be added. Any thread may ask."""
         return self._counter.stats(n_arriving + len(self._waiting), self._evaluating, self._drafting.plain_s)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: RunningSequence) -> None:
         """Queue a sequence for a slot."""
         self._waiting.append(sequence)
 
     def round(self) -> None:
         """Run one round. A failure in it ends the sequences that it concerns, with that error, and no others."""
         self._drop_cancelled()
-        plain: list[Sequence] = []  # in every step of a round so: list[Sequence]() takes forty times as long
-        drafted: list[Sequence] = []
+        plain: list[RunningSequence] = []  # in every step of a round so: list[Sequence]() takes forty times as long
+        drafted: list[RunningSequence] = []
         for sequence in tuple(self._running):
             if sequence.is_prefilling:
                 continue
@@ -102,7 +102,7 @@ class Loop:
             settled += [(share, outcome, first) for outcome in self._attempt([share.sequence], self._emit, share, done, row)]
             row, first = row + share.n_rows, first + share.feed.n_tokens
         settling = perf_counter()
-        decoded: list[tuple[Choice, Outcome]] = []
+        decoded: list[tuple[VerifiedNodes, Outcome]] = []
         n_drafted = n_accepted = n_emitted = 0
         for share, outcome, first in settled:  # after all is kept: a pass of theirs writes over logits and states
             if done.features:
@@ -179,7 +179,7 @@ class Loop:
 
     # The steps of a round
 
-    def _attempt(self, sequences: Items[Sequence], step: Callable[..., Result], *arguments: Any) -> list[Result]:
+    def _attempt(self, sequences: Sequence[RunningSequence], step: Callable[..., Result], *arguments: Any) -> list[Result]:
         """The result of a step for some sequences; if it fails there is none, and they end with its exception."""
         try:
             return [step(*arguments)]
@@ -204,7 +204,7 @@ class Loop:
                 self._attempt([sequence], self._start, sequence)
         self.n_held_back = sum(sequence.request.slot in self._taken for sequence in self._waiting)
 
-    def _start(self, sequence: Sequence) -> None:
+    def _start(self, sequence: RunningSequence) -> None:
         """Give a sequence a slot, if there is one."""
         opened = self._open(sequence.request.prompt, may_reuse=sequence.request.cache_prompt, slot=sequence.request.slot)
         if opened is not None:
@@ -245,7 +245,9 @@ class Loop:
         if not guarded(self._context.end, slot):
             self._unfreed.add(slot)
 
-    def _shares(self, plain: Items[Sequence], drafted: Items[Sequence], prefilling: Items[Sequence]) -> list[ScheduledInput]:
+    def _shares(
+        self, plain: Sequence[RunningSequence], drafted: Sequence[RunningSequence], prefilling: Sequence[RunningSequence]
+    ) -> list[ScheduledInput]:
         """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
         chunks = self._chunks(prefilling, CHUNK_BESIDE if plain or drafted else CHUNK) if prefilling else []
         shares = [
@@ -257,7 +259,7 @@ class Loop:
             shares += self._drafted(drafted, len(shares) + sum([share.n_prompt for share in chunks]))
         return shares + chunks
 
-    def _drafted(self, sequences: Items[Sequence], n_others: int) -> list[ScheduledInput]:
+    def _drafted(self, sequences: Sequence[RunningSequence], n_others: int) -> list[ScheduledInput]:
         """The same of sequences that have drafters, beside `n_others` tokens of others."""
         limits = [(each, limit) for each in sequences for limit in self._attempt([each], self._limit, each)]
         shares = []
@@ -269,7 +271,7 @@ class Loop:
                 shares += [ScheduledInput(sequence, feed, n_rows, choice, n_top) for feed in feeds]
         return shares
 
-    def _chunks(self, sequences: Items[Sequence], n_chunk: int) -> list[ScheduledInput]:
+    def _chunks(self, sequences: Sequence[RunningSequence], n_chunk: int) -> list[ScheduledInput]:
         """The next tokens of the prompts in progress, `n_chunk` at most."""
         shares = []
         for sequence in sequences:
@@ -280,13 +282,13 @@ class Loop:
                     shares.append(share)
         return shares
 
-    def _chunk(self, sequence: Sequence, left: np.ndarray, n_most: int) -> ScheduledInput:
+    def _chunk(self, sequence: RunningSequence, left: np.ndarray, n_most: int) -> ScheduledInput:
         """The next of the tokens that are left of a prompt."""
         n = self._context.chunk(sequence.slot, n_most, len(left))
         n_rows = int(n == len(left))
         return ScheduledInput(sequence, self._context.feed(sequence.slot, left[:n], n_rows), n_rows, n_prompt=n)
 
-    def _limit(self, sequence: Sequence) -> int:
+    def _limit(self, sequence: RunningSequence) -> int:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
         return min(sequence.speculation.n_max, self._context.memory.draft_room(sequence.slot), sequence.n_left - 1)
 
@@ -341,13 +343,13 @@ class Loop:
             elif sequence.is_full:
                 self._attempt([sequence], self._shift, sequence)
 
-    def _shift(self, sequence: Sequence) -> None:
+    def _shift(self, sequence: RunningSequence) -> None:
         """Cut a sequence's text. The rest is processed like a prompt, except for its beginning."""
         self._drafting.end(sequence)
         n_same = self._drafting.open(sequence, sequence.shift())
         sequence.n_kept = sequence.n_reused = self._context.truncate(sequence.slot, n_same)
 
-    def _end(self, sequence: Sequence, error: BaseException | None = None) -> None:
+    def _end(self, sequence: RunningSequence, error: BaseException | None = None) -> None:
         """Take a sequence out and free its slot; its caller hears of the end even if a step fails."""
         if sequence.slot >= 0:
             sequence.counter.n_restores, sequence.counter.n_replayed = self._context.restored(sequence.slot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Items
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from time import perf_counter
 from typing import NamedTuple
@@ -11,21 +11,23 @@ import numpy as np
 
 from augury.batch import SlotInput
 from augury.engine.context import EngineContext
-from augury.engine.sequence import Sequence
+from augury.engine.sequence import RunningSequence
 from augury.passes import Pass
 from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import Choice
+from augury.speculation.drafts import VerifiedNodes
 from augury.types import read_only, tokens_array
 
 
 class ScheduledInput(NamedTuple):
     """A sequence's share of a pass."""
 
-    sequence: Sequence
+    sequence: RunningSequence
     feed: SlotInput
     n_rows: int  # of logits
-    choice: Choice | None = None  # the part that is verified in it; None without drafters, and while its prompt is processed
+    choice: VerifiedNodes | None = (
+        None  # the part that is verified in it; None without drafters, and while its prompt is processed
+    )
     n_top: int = 0  # the most probable tokens of each row that its drafters want to have
     n_prompt: int = 0  # tokens of its prompt; 0 of a sequence that decodes
 
@@ -43,7 +45,7 @@ class RoundPass(NamedTuple):
     late_s: float  # how much longer than that drafting ahead took
 
     @classmethod
-    def compute(cls, context: EngineContext, drafting: Drafting, shares: Items[ScheduledInput], n_vocab: int) -> RoundPass:
+    def compute(cls, context: EngineContext, drafting: Drafting, shares: Sequence[ScheduledInput], n_vocab: int) -> RoundPass:
         """Compute everyone's share; tokens from `n_vocab` on cannot be chosen."""
         wanted = drafting.features([share.sequence for share in shares]) if drafting.wants_features else ()
         start = perf_counter()

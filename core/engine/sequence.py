@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence as Tokens
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from augury.text.tokenizer import Tokenizer
 from augury.types import Draft, Result, Token, TokenLogprob
 
 
-class Sequence(DraftedSequence):
+class RunningSequence(DraftedSequence):
     """The state of one request. The history is a buffer that only ever grows; a draft lies beyond its end until accepted."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Sequence(DraftedSequence):
         """
         self.request = request
         self.id, self.speculation = request.id, request.speculation
-        self.prompt_owner: Sequence | None = None  # the first answer to the same prompt, which this one waits for
+        self.prompt_owner: RunningSequence | None = None  # the first answer to the same prompt, which this one waits for
         self.channel = channel
         self.tokenizer = tokenizer
         self.slot = -1  # while it waits
@@ -65,7 +65,7 @@ class Sequence(DraftedSequence):
         forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
         self._end_tokens = (eog | request.stop_token_ids) - forbidden
         self._constraint = None
-        self.forced: Callable[[int], Tokens[int]] = lambda _: ()  # at most so many tokens that must follow
+        self.forced: Callable[[int], Sequence[int]] = lambda _: ()  # at most so many tokens that must follow
         if request.constraint is not None:
             session = ConstraintSession(n_vocab, tokenizer, self._end_tokens, shared)
             self._constraint = ConstraintGuard(request.constraint, session, self.speculation.timeout_s)
@@ -143,7 +143,7 @@ class Sequence(DraftedSequence):
         n_room = len(self._buffer) - self._n
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 
-    def possible(self, tokens: Tokens[int], parents: Tokens[int]) -> list[int] | None:
+    def possible(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int] | None:
         """See `DraftedSequence.possible`. Drawn tokens are left as they are where the output depends on them."""
         if self._constraint is None or not tokens or self.speculation.verify == "rejection":
             return None
@@ -154,7 +154,7 @@ class Sequence(DraftedSequence):
             nodes = []
         return None if len(nodes) == len(tokens) else nodes
 
-    def verify(self, draft: Draft, logits: Pass, first_row: int, argmax: Tokens[int]) -> Accepted:
+    def verify(self, draft: Draft, logits: Pass, first_row: int, argmax: Sequence[int]) -> Accepted:
         """The tokens of the round: as much of the draft as the target accepts, and the target's own token after it.
 
         That token is -1 where its row holds no finite numbers; rows that are not reached do not matter. The draft has fewer
@@ -207,7 +207,7 @@ class Sequence(DraftedSequence):
         """The numbers by which synthetic acceptance decides, from token `n_emitted` on."""
         return lambda i: self.sampler.uniforms(n_emitted + i)[0]
 
-    def emit(self, accepted: Accepted, logits: Pass, first_row: int, drafters: Tokens[str]) -> int:
+    def emit(self, accepted: Accepted, logits: Pass, first_row: int, drafters: Sequence[str]) -> int:
         """Append a round's tokens, up to where the request ends, and deliver them.
 
         The history's row of the pass is `first_row`; `drafters` (k,) names the drafter of each of the draft's tokens.
@@ -260,7 +260,7 @@ class Sequence(DraftedSequence):
             else:
                 self.finish_reason = "context"
 
-    def _with_logprobs(self, pieces: Tokens[Token], n_top: int, logits: Pass, rows: Tokens[int]) -> list[Token]:
+    def _with_logprobs(self, pieces: Sequence[Token], n_top: int, logits: Pass, rows: Sequence[int]) -> list[Token]:
         """The tokens of a round with `logprob`, `bytes` and `top_logprobs`."""
         if self.request.post_sampling_probs:
             return [self._with_drawn(piece, n_top, self.n_emitted - len(pieces) + i) for i, piece in enumerate(pieces)]
@@ -314,7 +314,7 @@ class Sequence(DraftedSequence):
         )
 
 
-def _possible(tokens: Tokens[int], parents: Tokens[int], n_allowed: Callable[[list[int]], int]) -> list[int]:
+def _possible(tokens: Sequence[int], parents: Sequence[int], n_allowed: Callable[[list[int]], int]) -> list[int]:
     """The tokens of a draft, by their places, that are allowed after those before them."""
     if all(parent == i - 1 for i, parent in enumerate(parents)):
         return list(range(n_allowed(list(tokens))))

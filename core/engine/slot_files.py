@@ -23,7 +23,7 @@ from augury.slot_states import join_parts, split_parts
 
 if TYPE_CHECKING:
     from augury.engine.context import EngineContext
-    from augury.engine.sequence import Sequence
+    from augury.engine.sequence import RunningSequence
 
 _HEAD = struct.Struct("<8sI16s")
 _MAGIC = b"augury\0s"
@@ -43,7 +43,7 @@ class SavedSlot:
     held: bytes = field(default=b"", repr=False)  # the memory manager's bytes
 
     @classmethod
-    def of(cls, sequence: Sequence) -> SavedSlot:
+    def of(cls, sequence: RunningSequence) -> SavedSlot:
         """The contents of a request's slot, without its states."""
         return cls(sequence.history.tolist(), sequence.sampler.going_on(sequence.history, sequence.n_emitted))
 

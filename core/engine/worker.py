@@ -17,7 +17,7 @@ from attrs import frozen
 
 from augury.engine.channel import Channel
 from augury.engine.loop import Loop
-from augury.engine.sequence import Sequence
+from augury.engine.sequence import RunningSequence
 from augury.engine.stats import EngineStats
 from augury.errors import AuguryError, QueueFullError
 from augury.guard import guarded
@@ -53,7 +53,7 @@ class Worker:
         weakref.finalize(self, self._engine_thread.inbox.put, None)
         self._thread.start()
 
-    def submit(self, sequence: Sequence) -> None:
+    def submit(self, sequence: RunningSequence) -> None:
         """Run a sequence and report to its channel.
 
         Raises:
@@ -184,7 +184,7 @@ class _EngineThread:
     """The thread's own state. Other threads reach it through the inbox, which takes no lock of theirs."""
 
     def __init__(self, loop: Loop, give_back: Callable[[], None], n_slots: int) -> None:
-        self.inbox: queue.SimpleQueue[Sequence | _Evaluation | None] = queue.SimpleQueue()  # None: end
+        self.inbox: queue.SimpleQueue[RunningSequence | _Evaluation | None] = queue.SimpleQueue()  # None: end
         self.end: AuguryError | None = None  # why nothing more is accepted
         self._loop = loop
         self._evaluations: deque[_Evaluation] = deque()  # the first `n_slots` take turns
@@ -196,7 +196,7 @@ class _EngineThread:
         """How many go on or wait. Any thread may ask."""
         return len(self._evaluations)
 
-    def put(self, work: Sequence | _Evaluation) -> None:
+    def put(self, work: RunningSequence | _Evaluation) -> None:
         """Have something done, or ended at once if the thread has just ended."""
         self.inbox.put(work)
         if self.end is not None:
@@ -234,7 +234,7 @@ class _EngineThread:
             may_wait = False
         return True
 
-    def _add(self, work: Sequence | _Evaluation) -> None:
+    def _add(self, work: RunningSequence | _Evaluation) -> None:
         """Let the loop have a request, or put an evaluation in line."""
         if isinstance(work, _Evaluation):
             (self._evaluations.append if work.waits_its_turn else self._evaluations.appendleft)(work)
@@ -245,7 +245,7 @@ class _EngineThread:
             work.channel.finish(error)
             raise
 
-    def _arrived(self) -> Iterator[Sequence | _Evaluation]:
+    def _arrived(self) -> Iterator[RunningSequence | _Evaluation]:
         """The contents of the inbox."""
         with suppress(queue.Empty):
             while True:

@@ -1,6 +1,6 @@
 """How blocks are computed: operations, and the builder that a block writes them on (`Block.lower`)."""
 
-from augury.lowering.attention import Attend, Choice, Choose, ChooseByHead, MultiplyHeads, PrepareHeads, PrepareLatents
+from augury.lowering.attention import Attend, Choose, ChooseByHead, MultiplyHeads, PositionChoice, PrepareHeads, PrepareLatents
 from augury.lowering.builder import Builder
 from augury.lowering.emitters import (
     BlockEmitter,
@@ -12,13 +12,13 @@ from augury.lowering.emitters import (
     connection_emitters,
     largest,
 )
-from augury.lowering.operation import KeptRows, Operation, Value, emitters_of, source_key
+from augury.lowering.operation import CachedRows, Operation, Value, emitters_of, source_key
 from augury.lowering.operations import (
     Activate,
     Add,
     AddStream,
     AddWeighed,
-    BeginStreams,
+    ComputeLogits,
     Constant,
     Convolve,
     ConvolveBlock,
@@ -26,8 +26,7 @@ from augury.lowering.operations import (
     DecayByKey,
     FeedExperts,
     Gate,
-    GiveInputs,
-    GiveLogits,
+    InitStreams,
     Join,
     LookUp,
     Multiply,
@@ -39,6 +38,7 @@ from augury.lowering.operations import (
     Route,
     Routes,
     ScaleToLength,
+    SetLayerInputs,
 )
 
 __all__ = [
@@ -47,12 +47,12 @@ __all__ = [
     "AddStream",
     "AddWeighed",
     "Attend",
-    "BeginStreams",
     "BlockEmitter",
     "Builder",
-    "Choice",
+    "CachedRows",
     "Choose",
     "ChooseByHead",
+    "ComputeLogits",
     "ConnectionEmitter",
     "Constant",
     "Convolve",
@@ -62,10 +62,8 @@ __all__ = [
     "Ends",
     "FeedExperts",
     "Gate",
-    "GiveInputs",
-    "GiveLogits",
+    "InitStreams",
     "Join",
-    "KeptRows",
     "LookUp",
     "Multiply",
     "MultiplyHeads",
@@ -73,6 +71,7 @@ __all__ = [
     "Operation",
     "OperationEmitter",
     "PlanEmitters",
+    "PositionChoice",
     "PrepareHeads",
     "PrepareLatents",
     "ReadHidden",
@@ -83,6 +82,7 @@ __all__ = [
     "Routes",
     "ScaleToLength",
     "Scope",
+    "SetLayerInputs",
     "Value",
     "connection_emitters",
     "emitters_of",

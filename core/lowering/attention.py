@@ -14,7 +14,7 @@ from augury.lowering.operation import Operation, Value
 
 
 @frozen(eq=False)
-class Choice(Value):
+class PositionChoice(Value):
     """Lists of positions that a token attends to, in a form of the backend's: one, or one for each KV head.
 
     A list has all positions of a block or none. With a `window` it has the last so many positions instead, and the pooled rows
@@ -105,7 +105,7 @@ class Attend(Operation):
     softcap: float | None
     slopes: tuple[float, ...] | None
     sinks: Vector | None
-    choice: Choice | None
+    choice: PositionChoice | None
     pooled: int | None
     source: int | None  # a layer whose mixer keeps keys and values; None: the block does
     is_causal: bool
@@ -134,7 +134,7 @@ class Choose(Operation):
     weights: Value | None  # H_i
     keys: int | None
     n_chosen: int
-    out: Choice
+    out: PositionChoice
 
     def seen(self) -> tuple[int, ...]:
         return () if self.keys is None else (self.keys,)
@@ -152,7 +152,7 @@ class ChooseByHead(Operation):
     keys: int
     n_chosen: int
     n_local: int
-    out: Choice
+    out: PositionChoice
 
     def seen(self) -> tuple[int, ...]:
         return (self.keys,)

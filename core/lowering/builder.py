@@ -20,15 +20,15 @@ from augury.blocks.parts import (
     Temperature,
     Vector,
 )
-from augury.lowering.attention import Attend, Choice, Choose, ChooseByHead, MultiplyHeads, PrepareHeads, PrepareLatents
+from augury.lowering.attention import Attend, Choose, ChooseByHead, MultiplyHeads, PositionChoice, PrepareHeads, PrepareLatents
 from augury.lowering.field_types import type_flaws
-from augury.lowering.operation import KeptRows, Operation, Value
+from augury.lowering.operation import CachedRows, Operation, Value
 from augury.lowering.operations import (
     Activate,
     Add,
     AddStream,
     AddWeighed,
-    BeginStreams,
+    ComputeLogits,
     Constant,
     Convolve,
     ConvolveBlock,
@@ -36,8 +36,7 @@ from augury.lowering.operations import (
     DecayByKey,
     FeedExperts,
     Gate,
-    GiveInputs,
-    GiveLogits,
+    InitStreams,
     Join,
     LookUp,
     Multiply,
@@ -49,6 +48,7 @@ from augury.lowering.operations import (
     Route,
     Routes,
     ScaleToLength,
+    SetLayerInputs,
 )
 
 
@@ -65,7 +65,7 @@ class Builder:
     def __init__(self, n_embd: int) -> None:
         self.x, self.before, self.embedded = Value(n_embd), Value(n_embd), Value(n_embd)
         self.operations: list[Operation] = []
-        self._reused: list[Choice] = []
+        self._reused: list[PositionChoice] = []
 
     def flaws(self, states: Sequence[SequenceState], cached: tuple[tuple[str, int, int], ...]) -> Iterator[str]:
         """The misfits of operations, between them, and with the states and caches that the block declares, in words.
@@ -86,14 +86,14 @@ class Builder:
         for each in self.operations:
             name = type(each).__name__
             for value in each.read:
-                if value.root in (self.x, self.before) and not isinstance(each, Normalize | GiveLogits):
+                if value.root in (self.x, self.before) and not isinstance(each, Normalize | ComputeLogits):
                     yield f"{name} reads x as others may still add to it; let it read `normalize(x, None)`"
                 elif value.root not in made:
                     yield f"{name} reads {value.width} values that nothing before it makes"
                 elif not 0 <= value.first < value.first + value.width <= value.root.width:
                     yield f"{name} reads columns up to {value.first + value.width} of {value.root.width}, from {value.first} on"
             sizes = [*each.sizes()]
-            if isinstance(each, Add | BeginStreams):
+            if isinstance(each, Add | InitStreams):
                 sizes += [("y", value.width, self.x.width) for value in each.read]
             yield from (
                 f"{what} of {name} has {found} values, expected {right}" for what, found, right in sizes if found != right
@@ -105,7 +105,7 @@ class Builder:
             kept.update(each.kept())
             written.update(each.cached())
         keeps_for_others = any(isinstance(each, PrepareHeads) and each.source is not None for each in self.operations)
-        ends = [isinstance(each, Add | AddStream | BeginStreams | GiveLogits) for each in self.operations]
+        ends = [isinstance(each, Add | AddStream | InitStreams | ComputeLogits) for each in self.operations]
         if any(ends[:-1]) or not (all(ends[-1:]) or keeps_for_others):
             yield "it adds to x more than once, or not in the end; let its last operation add the whole result"
         if kept != dict(enumerate(states)):
@@ -137,9 +137,9 @@ class Builder:
         """Add y, or its norm, to the residual stream."""
         self.operations.append(Add(y, norm))
 
-    def add_stream(self, factor: float, first: Vector | None, *, trades: bool) -> None:
+    def add_stream(self, factor: float, first: Vector | None, *, swaps: bool) -> None:
         """Add the second residual stream; see `AddStream`."""
-        self.operations.append(AddStream(factor, trades, first))
+        self.operations.append(AddStream(factor, swaps, first))
 
     def add_product(self, x: Value, linear: Linear, purpose: str, norm: Norm | None = None) -> None:
         """Add the product of x with a matrix, or its norm, to the residual stream."""
@@ -192,15 +192,15 @@ class Builder:
 
     def begin_streams(self, *y: Value) -> None:
         """Let the residual streams become y, one for each, or one for all."""
-        self.operations.append(BeginStreams(y))
+        self.operations.append(InitStreams(y))
 
     def give_inputs(self, x: Value, other: Value, factor: float, scale: float) -> None:
         """Let the inputs of all layers, side by side, become scale * (x + factor * other)."""
-        self.operations.append(GiveInputs(x, other, factor, scale))
+        self.operations.append(SetLayerInputs(x, other, factor, scale))
 
     def give_logits(self, x: Value, norm: Norm | None, linear: Linear, softcap: float | None = None) -> None:
         """Let the logits become linear(norm(x)), capped; x may be the residual stream itself."""
-        self.operations.append(GiveLogits(x, norm, linear, softcap))
+        self.operations.append(ComputeLogits(x, norm, linear, softcap))
 
     def constant(self, numbers: Sequence[float]) -> Value:
         """Rows of which each has these numbers."""
@@ -315,7 +315,7 @@ class Builder:
         softcap: float | None = None,
         slopes: tuple[float, ...] | None = None,
         sinks: Vector | None = None,
-        choice: Choice | None = None,
+        choice: PositionChoice | None = None,
         pooled: int | None = None,
         source: int | None = None,
         is_causal: bool = True,
@@ -342,27 +342,27 @@ class Builder:
 
     def choose(
         self, queries: Value, weights: Value | None, keys: int, n_chosen: int, *, size: int = 1, window: int | None = None
-    ) -> Choice:
-        """The whole blocks of `size` positions that score highest by the keys of their last ones; see `Choose` and `Choice`."""
-        out = Choice(1, size=size, window=window)
+    ) -> PositionChoice:
+        """The whole blocks of `size` positions that score highest by the keys of their last ones; see `Choose`."""
+        out = PositionChoice(1, size=size, window=window)
         self.operations.append(Choose(queries, weights, keys, n_chosen, out))
         return out
 
-    def choose_all(self, size: int, window: int) -> Choice:
+    def choose_all(self, size: int, window: int) -> PositionChoice:
         """The last positions, and the pooled rows of all whole blocks."""
-        out = Choice(1, size=size, window=window, is_all=True)
+        out = PositionChoice(1, size=size, window=window, is_all=True)
         self.operations.append(Choose(None, None, None, 0, out))
         return out
 
-    def choose_by_head(self, queries: Value, n_heads: int, keys: int, n_chosen: int, n_local: int, size: int) -> Choice:
+    def choose_by_head(self, queries: Value, n_heads: int, keys: int, n_chosen: int, n_local: int, size: int) -> PositionChoice:
         """The blocks of `size` positions that score highest, for each head by itself; see `ChooseByHead`."""
-        out = Choice(n_heads, size=size)
+        out = PositionChoice(n_heads, size=size)
         self.operations.append(ChooseByHead(queries, keys, n_chosen, n_local, out))
         return out
 
-    def reuse_choice(self, size: int = 1) -> Choice:
+    def reuse_choice(self, size: int = 1) -> PositionChoice:
         """The choice of the nearest layer before that makes one, of blocks of `size` positions."""
-        self._reused.append(Choice(1, size=size))
+        self._reused.append(PositionChoice(1, size=size))
         return self._reused[-1]
 
 
@@ -371,6 +371,6 @@ def _cache_flaws(each: Operation, name: str, cached: tuple[tuple[str, int, int],
     for place in each.seen():
         if not 0 <= place < len(cached):
             yield f"{name} reads cache {place}, `cached` says {cached}"
-    for rows in (operand for operand in each.operands if isinstance(operand, KeptRows)):
+    for rows in (operand for operand in each.operands if isinstance(operand, CachedRows)):
         if cached[rows.cache : rows.cache + 1] != (("f32", 1, rows.width),):
             yield f"{name} has cache {rows.cache} for rows of {rows.width} floats, `cached` says {cached}"

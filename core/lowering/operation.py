@@ -40,7 +40,7 @@ class Value:
 
 
 @frozen
-class KeptRows:
+class CachedRows:
     """Rows that tokens keep in a cache of a block, of type `f32` and with one head, as an operation reads or fills them.
 
     A token sees (T, width) float32 of the positions up to its own, which is the last.
@@ -61,7 +61,7 @@ class Operation(HasKernels):
             take a function, to which the operation's fields are given in their order, those of `out` last: values as rows
             (width,), to be read or, of `out`, to be filled; vectors as arrays of their numbers; numbers as they are. Rows are
             float64 on `reference`, which gives norms as functions of a row, too, matrices as arrays (n_out, n_in), and
-            `KeptRows` as an array (T, width), whose last row is filled by the operation that keeps it (`cached`). They are
+            `CachedRows` as an array (T, width), whose last row is filled by the operation that keeps it (`cached`). They are
             float32 on `numba-cpu`, where numba compiles the function.
     """
 
@@ -95,7 +95,7 @@ class Operation(HasKernels):
         return {}
 
     def seen(self) -> tuple[int, ...]:
-        """The caches of the block that it reads, by their places in `Block.cached`; beside `KeptRows`."""
+        """The caches of the block that it reads, by their places in `Block.cached`; beside `CachedRows`."""
         return ()
 
     def cached(self) -> dict[int, int]:

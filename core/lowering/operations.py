@@ -72,7 +72,7 @@ class AddStream(Operation):
     """x += factor * z, or factor * first if that is given; if exchanged, z becomes the previous x. See `SecondStream`."""
 
     factor: float
-    trades: bool
+    swaps: bool
     first: Vector | None
 
 
@@ -174,7 +174,7 @@ class Join(Operation):
 
 
 @frozen(eq=False)
-class BeginStreams(Operation):
+class InitStreams(Operation):
     """The residual streams become y, one for each, or one for all."""
 
     y: tuple[Value, ...]
@@ -369,7 +369,7 @@ class LookUp(Operation):
 
 
 @frozen(eq=False)
-class GiveInputs(Operation):
+class SetLayerInputs(Operation):
     """The rows that `ReadInput` reads become scale * (x + factor * other), those of all layers side by side."""
 
     x: Value
@@ -382,7 +382,7 @@ class GiveInputs(Operation):
 
 
 @frozen(eq=False)
-class GiveLogits(Operation):
+class ComputeLogits(Operation):
     """The logits become linear(norm(x)), of the tokens that are asked for; with a softcap, softcap * tanh(logits / softcap)."""
 
     x: Value

@@ -8,18 +8,18 @@ Source: the post-verify of PEARL (Liu et al. 2024, arXiv 2408.11850).
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 
 import numpy as np
 
 from augury.interfaces import Ask
 from augury.speculation.drafter_guard import draft_for_all
-from augury.speculation.drafts import AheadDraft, Choice, RequestDrafter
+from augury.speculation.drafts import AheadDraft, RequestDrafter, VerifiedNodes
 from augury.speculation.planner import DraftPlanner
 from augury.types import Draft
 
 
-def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_others: int, begun_s: float) -> float:
+def draft_ahead(planner: DraftPlanner, choices: Sequence[VerifiedNodes], n_others: int, begun_s: float) -> float:
     """Let the drafters of a pass that is being computed draft ahead.
 
     Args:
@@ -33,7 +33,7 @@ def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_others: int, be
     """
     able = [(choice, drafter, choice.path()) for choice in choices if (drafter := _able(choice)) is not None]
     lengths = planner.n_ahead(choices, able, n_others, begun_s) if able else ()
-    asks: dict[str, list[tuple[Choice, RequestDrafter, Ask]]] = {}
+    asks: dict[str, list[tuple[VerifiedNodes, RequestDrafter, Ask]]] = {}
     for (choice, drafter, path), n in zip(able, lengths, strict=True):
         if n:
             ask = drafter.guard.ask(1 + n, guess=choice.proposals.tree.part(path).tokens)
@@ -52,7 +52,7 @@ def draft_ahead(planner: DraftPlanner, choices: Items[Choice], n_others: int, be
     return seconds
 
 
-def _able(choice: Choice) -> RequestDrafter | None:
+def _able(choice: VerifiedNodes) -> RequestDrafter | None:
     """The drafter that can continue a slot's draft."""
     if not len(choice.draft):
         return None
@@ -63,7 +63,7 @@ def _able(choice: Choice) -> RequestDrafter | None:
     return next(asked, None)
 
 
-def settle_ahead(choices: Items[Choice], late: float) -> None:
+def settle_ahead(choices: Sequence[VerifiedNodes], late: float) -> None:
     """The pass is over, and hid the time of drafting ahead except for a share of it."""
     for choice in choices:
         if (ahead := choice.proposals.drafters.ahead) is not None:

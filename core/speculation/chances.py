@@ -1,4 +1,4 @@
-"""How likely a drafted token is right, learnt from every token that was emitted, by the grounds it was proposed on."""
+"""How likely a drafted token is right, learnt from every token that was emitted, by the buckets it was proposed in."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from attrs import frozen
 
 from augury.types import Draft
 
-__all__ = ["TYPICAL", "Agreement", "Chances", "Ground", "survival"]
+__all__ = ["TYPICAL", "Agreement", "Bucket", "Chances", "survival"]
 
-# Prior chances of tokens: docs/benchmarks.md, "What grounds are worth", says how they were measured
-_RUNS = (0, 1, 2, 3, 5, 9, 17, 33)  # first run of each ground
+# Prior chances of tokens: docs/benchmarks.md, "What buckets are worth", says how they were measured
+_RUNS = (0, 1, 2, 3, 5, 9, 17, 33)  # first run of each bucket
 _RUN_CHANCES = (0.78, 0.78, 0.85, 0.84, 0.94, 0.96, 0.98, 0.99)
 _LAST_RUN = _RUNS[-1]
-_RUN_GROUNDS = tuple(sum(run >= first for first in _RUNS) for run in range(_LAST_RUN + 1))  # by run
+_RUN_BUCKETS = tuple(sum(run >= first for first in _RUNS) for run in range(_LAST_RUN + 1))  # by run
 
 _EDGES = np.array((0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98), np.float32)  # of confidences
 _CONFIDENCE_CHANCES = (0.01, 0.035, 0.07, 0.23, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.965, 0.99)
 
 TYPICAL = 0
-"""The ground of all tokens together; among siblings only the first one's."""
-_CONFIDENCE = 1 + len(_RUNS)  # the first ground of a confidence
-_EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first ground that the drafter itself gave
+"""The bucket of all tokens together; among siblings only the first one's."""
+_CONFIDENCE = 1 + len(_RUNS)  # the first bucket of a confidence
+_EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first bucket that the drafter itself gave
 
 _KINDS = ("alone", "agreed", "contested")
 _STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
@@ -40,26 +40,26 @@ _CERTAIN = 0.995
 
 _KEEP_ALL = 0.998  # of the trials of all requests with each new one
 _LOOKUP = 4.0, 0.93  # trials that the prior counts as, and the share of a request's own that is kept: texts change
-_MODEL = 14.0, 0.98  # one wrong token says little of a model, or of a ground that its drafter knows: it may be one of ten
+_MODEL = 14.0, 0.98  # one wrong token says little of a model, or of a bucket that its drafter knows: it may be one of ten
 _MODEL_CHANCE = 0.65
 
 
 _Level = tuple[list[float], list[float], list[float], list[float], float]
-"""The knowledge of a ground: trials, right ones, the chance, the prior chance, and the decay of old trials."""
+"""The knowledge of a bucket: trials, right ones, the chance, the prior chance, and the decay of old trials."""
 
 
 @frozen
-class Ground:
-    """The ground on which a token is judged, in words, and its chance, or the change of it, before any was seen."""
+class Bucket:
+    """The bucket in which a token is judged, in words, and its chance, or the change of it, before any was seen."""
 
     name: str
     prior: float
 
 
 class Chances:
-    """The chance that a token is right where all before it are, by the grounds on which one drafter proposed it.
+    """The chance that a token is right where all before it are, by the buckets in which one drafter proposed it.
 
-    The grounds are the drafter's `evidence` where it gives that, else its confidence, in steps. A draft without either is
+    The buckets are the drafter's `evidence` where it gives that, else its confidence, in steps. A draft without either is
     judged by its run: how many tokens the drafter got right in a row up to there. After twenty right tokens the next one is
     likely right, whether they were verified in one pass or in twenty. A model's tokens without confidence are judged together.
 
@@ -94,7 +94,7 @@ class Chances:
 
     @property
     def typical(self) -> float:
-        """The chance of any token, on any ground."""
+        """The chance of any token, in any bucket."""
         return self._values[TYPICAL]
 
     @property
@@ -104,22 +104,22 @@ class Chances:
 
     @property
     def n_evidence(self) -> int:
-        """How many grounds are the drafter's own."""
+        """How many buckets are the drafter's own."""
         return len(self._prior) - _EVIDENCE
 
-    def ground(self, ground: int) -> Ground:
-        """One of the `grounds`, in words."""
-        if ground >= _EVIDENCE:
-            name = f"evidence {ground - _EVIDENCE}"
-        elif ground >= _CONFIDENCE:
-            least, most = (0.0, *_EDGES.tolist(), 1.0)[ground - _CONFIDENCE :][:2]
+    def bucket(self, bucket: int) -> Bucket:
+        """One of the `buckets`, in words."""
+        if bucket >= _EVIDENCE:
+            name = f"evidence {bucket - _EVIDENCE}"
+        elif bucket >= _CONFIDENCE:
+            least, most = (0.0, *_EDGES.tolist(), 1.0)[bucket - _CONFIDENCE :][:2]
             name = f"confidence {least:g} to {most:g}"
         else:
-            name = "any" if ground == TYPICAL else f"run from {_RUNS[ground - 1]}"
-        return Ground(name, self._prior[ground])
+            name = "any" if bucket == TYPICAL else f"run from {_RUNS[bucket - 1]}"
+        return Bucket(name, self._prior[bucket])
 
-    def grounds(self, draft: Draft, run: int) -> list[int]:
-        """The ground of each token of a draft (k,), made after `run` right ones."""
+    def buckets(self, draft: Draft, run: int) -> list[int]:
+        """The bucket of each token of a draft (k,), made after `run` right ones."""
         if draft.evidence is not None:
             return [_EVIDENCE + each for each in draft.evidence.tolist()]
         if draft.confidence is not None:
@@ -127,24 +127,24 @@ class Chances:
         if not self._has_runs:
             return [TYPICAL] * len(draft)
         if draft.parents is None:
-            return [_RUN_GROUNDS[min(each, _LAST_RUN)] for each in range(run, run + len(draft))]
+            return [_RUN_BUCKETS[min(each, _LAST_RUN)] for each in range(run, run + len(draft))]
         runs: list[int] = []
         for parent in draft.parents.tolist():
             runs.append(run if parent < 0 else runs[parent] + 1)
-        return [_RUN_GROUNDS[min(each, _LAST_RUN)] for each in runs]
+        return [_RUN_BUCKETS[min(each, _LAST_RUN)] for each in runs]
 
-    def of(self, grounds: Sequence[int]) -> list[float]:
-        """The chances on these grounds."""
+    def of(self, buckets: Sequence[int]) -> list[float]:
+        """The chances of these buckets."""
         values = self._values
-        return [values[ground] for ground in grounds]
+        return [values[bucket] for bucket in buckets]
 
-    def see(self, ground: int, *, is_right: bool) -> None:
-        """A token on this ground was right or wrong."""
+    def see(self, bucket: int, *, is_right: bool) -> None:
+        """A token of this bucket was right or wrong."""
         weight = self._weight
         for n, n_right, values, prior, keep in self._levels:
-            n[ground] = seen = n[ground] * keep + 1.0
-            n_right[ground] = right = n_right[ground] * keep + is_right
-            values[ground] = (right + weight * prior[ground]) / (seen + weight)
+            n[bucket] = seen = n[bucket] * keep + 1.0
+            n_right[bucket] = right = n_right[bucket] * keep + is_right
+            values[bucket] = (right + weight * prior[bucket]) / (seen + weight)
 
 
 class Agreement:
@@ -163,11 +163,11 @@ class Agreement:
         self._ratios = ratios
 
     @staticmethod
-    def ground(kind: int, chance: float) -> Ground:
+    def bucket(kind: int, chance: float) -> Bucket:
         """What is learnt of such a token, in words, and the ratio that it begins with."""
         step = bisect(_STEPS, chance)
         least, most = (0.0, *_STEPS, 1.0)[step:][:2]
-        return Ground(f"{_KINDS[kind]}, chance {least:g} to {most:g}", _RATIOS[kind][step])
+        return Bucket(f"{_KINDS[kind]}, chance {least:g} to {most:g}", _RATIOS[kind][step])
 
     def of(self, kinds: Sequence[int], chances: Sequence[float]) -> list[float]:
         """The chances of tokens (k,) to which their own drafters give `chances`; a certain or forbidden one stays so."""

@@ -6,7 +6,7 @@ The engine's sequences are such, and no more of them is known here. A `DraftingC
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence as Items
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -101,7 +101,7 @@ class DraftedSequence(ABC):
     speculation: Speculation
     n_reused: int
     history: np.ndarray
-    pieces: Items[Token]
+    pieces: Sequence[Token]
     counter: DraftingCounter
     is_drafted: bool = False
     waits_for_drafters: bool = False
@@ -112,7 +112,7 @@ class DraftedSequence(ABC):
         """Tokens that may still be emitted before the end, or before the context is full."""
 
     @abstractmethod
-    def possible(self, tokens: Items[int], parents: Items[int]) -> list[int] | None:
+    def possible(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int] | None:
         """The tokens of a draft that its constraint does not forbid, by their places, rising; None for all."""
 
     @abstractmethod

@@ -7,7 +7,7 @@ it, to the same tokens. It fails if it raises, breaks its contract by a result, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence as Items
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -49,7 +49,7 @@ class DrafterGuard:
     name: str
     sequence: DraftedSequence
     n_vocab: int  # V, of the target
-    n_grounds: int  # `evidence_chances` that the drafter was loaded with
+    n_buckets: int  # `evidence_chances` that the drafter was loaded with
     on_failure: Callable[..., object]  # told of the drafter's name, the method that failed, the error, and the request's id
     seconds: float = 0.0  # that the last call took; of one for several slots an equal share
     is_left_out: bool = False  # it failed: from then on it is told that the request is over, and nothing else
@@ -183,7 +183,7 @@ class DrafterGuard:
             of_drafter = draft.probabilities, draft.confidence
             probabilities, confidence = (None if each is None else each.copy() for each in of_drafter)
             draft = Draft(draft.tokens, draft.parents, probabilities, confidence, draft.evidence)
-        if (seen := misfit(draft, self.n_vocab, self.n_grounds)) is not None:
+        if (seen := misfit(draft, self.n_vocab, self.n_buckets)) is not None:
             raise PluginError(f"returned a Draft with {seen}")
         return draft
 
@@ -215,14 +215,14 @@ class DrafterGuard:
             self.on_failure(self.name, method, error, self.sequence.id)
 
 
-def draft_for_all(asks: Items[tuple[DrafterGuard, Ask]]) -> list[Draft]:
+def draft_for_all(asks: Sequence[tuple[DrafterGuard, Ask]]) -> list[Draft]:
     """The drafts of a drafter for several slots, made together where it can."""
     together = [each for each in asks if not each[0].is_asked_alone]
     drafts = dict(zip(together, _together(together), strict=True)) if together else {}
     return [drafts[each] if each in drafts else each[0].draft(each[1]) for each in asks]
 
 
-def _together(asks: Items[tuple[DrafterGuard, Ask]]) -> list[Draft]:
+def _together(asks: Sequence[tuple[DrafterGuard, Ask]]) -> list[Draft]:
     """A drafter's drafts for several slots together; where that fails, slot by slot."""
     start, n = perf_counter(), len(asks)
     try:
@@ -242,14 +242,14 @@ def _together(asks: Items[tuple[DrafterGuard, Ask]]) -> list[Draft]:
     return drafts
 
 
-def _answers(asks: Items[tuple[DrafterGuard, Ask]]) -> list[Draft]:
+def _answers(asks: Sequence[tuple[DrafterGuard, Ask]]) -> list[Draft]:
     answers = list(type(asks[0][0].drafter).draft_together([ask for _, ask in asks]))
     if len(answers) != len(asks):
         raise PluginError(f"returned {len(answers)} drafts, expected {len(asks)}")
     return [guard.checked(answer, ask.limit) for (guard, ask), answer in zip(asks, answers, strict=True)]
 
 
-def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
+def misfit(draft: Draft, n_vocab: int, n_buckets: int) -> str | None:
     """The fault of a draft for a target of V tokens by a drafter that began with so many `evidence_chances`, or None."""
     parents, confidence, evidence = draft.parents, draft.confidence, draft.evidence
     n = len(draft.tokens)
@@ -270,6 +270,6 @@ def misfit(draft: Draft, n_vocab: int, n_grounds: int) -> str | None:
         return f"parents {parents.tolist()}, where each is -1 or stands before its token"
     if confidence is not None and not ((confidence >= 0) & (confidence <= 1 + _ROUNDING)).all():
         return f"confidence {confidence.tolist()}, where each is a probability from 0 to 1"
-    if evidence is not None and n and not (min(grounds := evidence.tolist()) >= 0 and max(grounds) < n_grounds):
-        return f"evidence {evidence.tolist()}, where the drafter began with {n_grounds} `evidence_chances`"
+    if evidence is not None and n and not (min(buckets := evidence.tolist()) >= 0 and max(buckets) < n_buckets):
+        return f"evidence {evidence.tolist()}, where the drafter began with {n_buckets} `evidence_chances`"
     return None

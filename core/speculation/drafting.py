@@ -1,12 +1,12 @@
 """A round's drafts: asks the drafters of all slots, as the planner says or in turn, and gives them their verdicts.
 
-A slot's round is three values, each made once: `SlotProposals` of its drafters, `Choice`, the part that is verified, and
+A slot's round is three values, each made once: `SlotProposals` of its drafters, `VerifiedNodes`, the part that is verified, and
 `Outcome`, the target's answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence as Items
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -19,7 +19,6 @@ from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import (
     AheadDraft,
-    Choice,
     CostlyAsk,
     DrafterProfile,
     Outcome,
@@ -27,6 +26,7 @@ from augury.speculation.drafts import (
     RequestDrafter,
     RequestDrafters,
     SlotProposals,
+    VerifiedNodes,
 )
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 from augury.speculation.trials import Trials
@@ -49,7 +49,7 @@ class Drafting:
 
     def __init__(
         self,
-        chains: Items[Items[Drafter]],
+        chains: Sequence[Sequence[Drafter]],
         planner: DraftPlanner | None,
         n_vocab: int,
         *,
@@ -101,8 +101,8 @@ class Drafting:
         by_name = {each.name: (each, own) for each, own in zip(self._profiles, self._chains[sequence.slot], strict=True)}
         for member in speculation.members if speculation.n_max else ():
             profile, drafter = by_name[member.name]
-            n_grounds = profile.chances.n_evidence
-            guard = DrafterGuard(drafter, member.name, sequence, self._n_vocab, n_grounds, self.on_failure)
+            n_buckets = profile.chances.n_evidence
+            guard = DrafterGuard(drafter, member.name, sequence, self._n_vocab, n_buckets, self.on_failure)
             drafters.every.append(RequestDrafter(profile, guard))
             guard.is_left_out = sequence.counter.has_failed(member.name)  # before the text was cut
             if not guard.is_left_out:
@@ -119,7 +119,7 @@ class Drafting:
         """Let a request's drafters go a step on with its prompt, for which it waits until all of them are through with it."""
         sequence.waits_for_drafters = next(self._drafters[sequence.slot].prefill, True) is None
 
-    def _prefill(self, sequence: DraftedSequence, drafters: Items[RequestDrafter]) -> Iterator[None]:
+    def _prefill(self, sequence: DraftedSequence, drafters: Sequence[RequestDrafter]) -> Iterator[None]:
         """Let one drafter after another begin; yields where others shall go on in between."""
         for drafter, member in zip(drafters, sequence.speculation.members, strict=True):
             if drafter.guard.is_left_out:
@@ -128,7 +128,7 @@ class Drafting:
             if not drafter.guard.is_left_out:
                 drafter.profile.cost.observe_prompt(len(sequence.history), seconds)
 
-    def features(self, sequences: Items[DraftedSequence]) -> tuple[str, ...]:
+    def features(self, sequences: Sequence[DraftedSequence]) -> tuple[str, ...]:
         """The features that the drafters of some requests want."""
         members = (drafter for each in sequences for drafter in self._drafters[each.slot].members)
         return tuple(sorted({name for drafter in members for name in drafter.profile.features}))
@@ -147,7 +147,7 @@ class Drafting:
 
     # Before a pass
 
-    def propose(self, limits: Items[tuple[DraftedSequence, int]], n_others: int) -> list[Choice]:
+    def propose(self, limits: Sequence[tuple[DraftedSequence, int]], n_others: int) -> list[VerifiedNodes]:
         """The drafts that each sequence takes into the round.
 
         Args:
@@ -166,11 +166,11 @@ class Drafting:
         else:
             choices = self._planned(self._planner, asking, n_others + len(slots) - len(asking)) if asking else {}
         self._own_s += perf_counter() - start
-        return [choices.get(slot) or Choice(slot) for slot in slots]
+        return [choices.get(slot) or VerifiedNodes(slot) for slot in slots]
 
-    def _first(self, slots: Items[SlotProposals]) -> dict[SlotProposals, Choice]:
+    def _first(self, slots: Sequence[SlotProposals]) -> dict[SlotProposals, VerifiedNodes]:
         """The first draft of every chain that is not empty, whole."""
-        choices: dict[SlotProposals, Choice] = {}
+        choices: dict[SlotProposals, VerifiedNodes] = {}
         members = [slot.drafters.members for slot in slots]
         for place in range(max(map(len, members), default=0)):
             turn = [
@@ -183,7 +183,7 @@ class Drafting:
                     choices[slot] = choice
         return choices
 
-    def _whole(self, slot: SlotProposals, drafter: RequestDrafter, draft: Draft) -> Choice | None:
+    def _whole(self, slot: SlotProposals, drafter: RequestDrafter, draft: Draft) -> VerifiedNodes | None:
         """A draft alone, without the part that cannot be verified; None if nothing is left, or too little."""
         part, kept = (draft, np.arange(len(draft))) if slot.may_branch else draft.trunk()
         if (possible := slot.sequence.possible(part.tokens.tolist(), part.above.tolist())) is not None:
@@ -195,9 +195,11 @@ class Drafting:
             slot.of[drafter] = Proposal(draft, [-1] * len(draft))
             return None
         slot.take(drafter, draft)
-        return Choice(slot, part, kept.tolist())
+        return VerifiedNodes(slot, part, kept.tolist())
 
-    def _planned(self, planner: DraftPlanner, slots: Items[SlotProposals], n_others: int) -> dict[SlotProposals, Choice]:
+    def _planned(
+        self, planner: DraftPlanner, slots: Sequence[SlotProposals], n_others: int
+    ) -> dict[SlotProposals, VerifiedNodes]:
         """Ask the cheap drafters, then the costly ones that promise to pay, and take the best of all proposals."""
         cheap: list[tuple[SlotProposals, RequestDrafter, Ask]] = []
         for slot in slots:
@@ -221,11 +223,12 @@ class Drafting:
                 slot.add(drafter, draft)
             self._forbid(slots)
         if not [slot for slot in slots if slot.tree.tokens]:
-            return {slot: Choice(slot, probed=probed[slot]) for slot in probed}
+            return {slot: VerifiedNodes(slot, probed=probed[slot]) for slot in probed}
         self._extend(planner, slots, n_others)
         nodes = planner.choose(slots, n_others)
         return {
-            slot: Choice(slot, slot.tree.part(mine), mine, probed.get(slot)) for slot, mine in zip(slots, nodes, strict=True)
+            slot: VerifiedNodes(slot, slot.tree.part(mine), mine, probed.get(slot))
+            for slot, mine in zip(slots, nodes, strict=True)
         }
 
     @staticmethod
@@ -234,7 +237,7 @@ class Drafting:
         pace = None if ask.slot.sequence.speculation.synthetic else ask.pace
         return ask.drafter.guard.ask(ask.slot.limit if pace else ask.k, pace)
 
-    def _extend(self, planner: DraftPlanner, slots: Items[SlotProposals], n_others: int) -> None:
+    def _extend(self, planner: DraftPlanner, slots: Sequence[SlotProposals], n_others: int) -> None:
         """Ask lookups for the tokens after the likeliest path, if others proposed its end and that promises to pay."""
         paths: dict[tuple[SlotProposals, RequestDrafter], list[int]] = {}
         asks: list[tuple[SlotProposals, RequestDrafter, Ask]] = []
@@ -249,7 +252,7 @@ class Drafting:
                 slot.extend(drafter, draft, paths[slot, drafter][-1])
             self._forbid([slot for slot, _ in paths])
 
-    def _forbid(self, slots: Items[SlotProposals]) -> None:
+    def _forbid(self, slots: Sequence[SlotProposals]) -> None:
         """Leave out tokens that constraints forbid."""
         for slot in slots:
             if slot.tree.tokens and (possible := slot.sequence.possible(slot.tree.tokens, slot.tree.parents)) is not None:
@@ -269,7 +272,9 @@ class Drafting:
                 is_right = [token == piece.token for token, piece in pairs if piece.drafter is None]
         planner.observe_teacher_forced(drafter, is_right, seconds)
 
-    def _ask(self, asks: Items[tuple[SlotProposals, RequestDrafter, Ask]]) -> list[tuple[SlotProposals, RequestDrafter, Draft]]:
+    def _ask(
+        self, asks: Sequence[tuple[SlotProposals, RequestDrafter, Ask]]
+    ) -> list[tuple[SlotProposals, RequestDrafter, Draft]]:
         """The drafts of drafters for slots; one drafter is asked for all of its slots together."""
         found: list[tuple[SlotProposals, RequestDrafter, Draft]] = []
         by_name: dict[str, list[tuple[SlotProposals, RequestDrafter, Ask]]] = {}
@@ -302,18 +307,18 @@ class Drafting:
 
     # During it, where the target computes on a device of its own
 
-    def draft_ahead(self, choices: Items[Choice], n_others: int, begun_s: float) -> float:
+    def draft_ahead(self, choices: Sequence[VerifiedNodes], n_others: int, begun_s: float) -> float:
         """See `augury.speculation.ahead`; 0 without a planner, which knows whether that pays."""
         return 0.0 if self._planner is None else draft_ahead(self._planner, choices, n_others, begun_s)
 
     # After it
 
-    def n_top(self, choice: Choice) -> int:
+    def n_top(self, choice: VerifiedNodes) -> int:
         """How many of the most probable tokens a slot's drafters want to have."""
         drafters = choice.proposals.drafters.members if self._planner is None else choice.proposals.of
         return max([drafter.profile.n_top for drafter in drafters], default=0)
 
-    def settle(self, choice: Choice, outcome: Outcome) -> None:
+    def settle(self, choice: VerifiedNodes, outcome: Outcome) -> None:
         """Tell a sequence's drafters the round's verdict."""
         start, proposals = perf_counter(), choice.proposals
         sequence, n_emitted = proposals.sequence, outcome.n_emitted
@@ -326,7 +331,7 @@ class Drafting:
         for drafter in proposals.drafters.every:
             guard, proposal = drafter.guard, proposals.of.get(drafter)
             n_proposed = n_offered = n_accepted = 0
-            path: Items[int] = ()
+            path: Sequence[int] = ()
             if proposal is not None and (n_proposed := len(proposal.nodes)) and choice.nodes:
                 n_offered, path = proposal.verified(choice.nodes, outcome.path)
                 n_accepted = len(path)
@@ -350,7 +355,7 @@ class Drafting:
             self._own_s -= guard.seconds
         self._own_s += perf_counter() - start
 
-    def observe_round(self, rounds: Items[tuple[Choice, Outcome]], n_others: int, pass_s: float) -> None:
+    def observe_round(self, rounds: Sequence[tuple[VerifiedNodes, Outcome]], n_others: int, pass_s: float) -> None:
         """A pass over these slots and `n_others` other tokens took so long."""
         if self._planner is not None:
             n_context = n_asked = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence as Items
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -137,7 +137,7 @@ class RequestDrafter:
         self.gain += _LEARN_GAIN * (n_tokens - self.gain)
         self.profile.gain += _LEARN_ALL_GAINS * (n_tokens - self.profile.gain)
 
-    def score(self, slot: SlotProposals, emitted: Items[int]) -> None:
+    def score(self, slot: SlotProposals, emitted: Sequence[int]) -> None:
         """Learn from the tokens that a round emitted by its proposal, used or not. A forbidden token is no trial."""
         self.n_missed += len(emitted)
         self.n_right = 0
@@ -151,10 +151,10 @@ class RequestDrafter:
         for token in emitted:
             siblings = tree.after.get(right, {})
             right = siblings.get(token, -1)
-            if own := [node for node in siblings.values() if node in proposal.grounds and tree.chances[node]]:
+            if own := [node for node in siblings.values() if node in proposal.buckets and tree.chances[node]]:
                 for node in own:
-                    if (ground := proposal.grounds[node]) != TYPICAL:
-                        self.chances.see(ground, is_right=node == right)
+                    if (bucket := proposal.buckets[node]) != TYPICAL:
+                        self.chances.see(bucket, is_right=node == right)
                 first = own[0] if len(own) == 1 else min(own, key=proposal.nodes.index)  # in the draft
                 self.chances.see(TYPICAL, is_right=first == right)
                 is_right = right in own
@@ -215,11 +215,11 @@ class Proposal(NamedTuple):
     """The proposal of one drafter."""
 
     draft: Draft  # after the history
-    nodes: Items[int]  # (k,) of the slot's tree, also of tokens after others'; -1 of those left out
-    grounds: Mapping[int, int] = MappingProxyType({})  # by node, see `Chances`; none where nobody plans
+    nodes: Sequence[int]  # (k,) of the slot's tree, also of tokens after others'; -1 of those left out
+    buckets: Mapping[int, int] = MappingProxyType({})  # by node, see `Chances`; none where nobody plans
     is_ahead: bool = False  # it was made during the pass before
 
-    def verified(self, nodes: Items[int], accepted: Items[int]) -> tuple[int, list[int]]:
+    def verified(self, nodes: Sequence[int], accepted: Sequence[int]) -> tuple[int, list[int]]:
         """How many of its tokens were verified, and which were accepted, rising.
 
         Args:
@@ -230,7 +230,7 @@ class Proposal(NamedTuple):
         path = [own.index(node) for node in [nodes[i] for i in accepted] if node in own]
         return len(set(own).intersection(nodes)), path
 
-    def depth(self, choice: Choice) -> int:
+    def depth(self, choice: VerifiedNodes) -> int:
         """How many of its tokens can be accepted at most."""
         own, depths = set(self.nodes), [0] * (len(choice.nodes) + 1)  # of each node, and last of the history
         for i, (node, parent) in enumerate(zip(choice.nodes, choice.draft.above.tolist(), strict=True)):
@@ -264,20 +264,20 @@ class SlotProposals:
         if not len(draft.tokens):
             self.of[drafter] = Proposal(draft, ())
             return
-        grounds = drafter.chances.grounds(draft, drafter.run)
-        nodes = self.tree.add(drafter, draft, drafter.chances.of(grounds))
-        self.of[drafter] = Proposal(draft, nodes, dict(zip(nodes, grounds, strict=True)), is_ahead)
+        buckets = drafter.chances.buckets(draft, drafter.run)
+        nodes = self.tree.add(drafter, draft, drafter.chances.of(buckets))
+        self.of[drafter] = Proposal(draft, nodes, dict(zip(nodes, buckets, strict=True)), is_ahead)
         self._reach = None
 
     def extend(self, drafter: RequestDrafter, draft: Draft, node: int) -> None:
         """Merge a further draft, after a node of the tree, of a drafter that has a proposal."""
-        before, grounds = self.of[drafter], drafter.chances.grounds(draft, 0)
-        nodes = self.tree.add(drafter, draft, drafter.chances.of(grounds), node)
-        more = {**before.grounds, **dict(zip(nodes, grounds, strict=True))}
-        self.of[drafter] = before._replace(nodes=[*before.nodes, *nodes], grounds=more)
+        before, buckets = self.of[drafter], drafter.chances.buckets(draft, 0)
+        nodes = self.tree.add(drafter, draft, drafter.chances.of(buckets), node)
+        more = {**before.buckets, **dict(zip(nodes, buckets, strict=True))}
+        self.of[drafter] = before._replace(nodes=[*before.nodes, *nodes], buckets=more)
         self._reach = None
 
-    def forbid(self, nodes: Items[int]) -> None:
+    def forbid(self, nodes: Sequence[int]) -> None:
         """Nothing but these nodes of the tree, which are rising, can be right."""
         self.tree.forbid(nodes)
         self._reach = None
@@ -305,12 +305,12 @@ class SlotProposals:
         return self._drawn
 
 
-class Choice(NamedTuple):
+class VerifiedNodes(NamedTuple):
     """The part of a slot's proposals that is verified."""
 
     proposals: SlotProposals
     draft: Draft = NO_DRAFT  # k tokens
-    nodes: Items[int] = ()  # (k,) of the slot's tree
+    nodes: Sequence[int] = ()  # (k,) of the slot's tree
     probed: RequestDrafter | None = None  # asked not because it promises more, but to see whether it does
 
     @property
@@ -318,7 +318,7 @@ class Choice(NamedTuple):
         """(k,) the first drafter of each token."""
         return [self.proposals.tree.proposers[node][0].profile.name for node in self.nodes]
 
-    def counts(self, drafters: Items[RequestDrafter], accepted: Items[int], *, is_first: bool = False) -> tuple[int, int]:
+    def counts(self, drafters: Sequence[RequestDrafter], accepted: Sequence[int], *, is_first: bool = False) -> tuple[int, int]:
         """How many of its tokens some drafters proposed, perhaps as the first ones, and how many of these were accepted."""
         proposers = self.proposals.tree.proposers
         theirs, n = set(drafters), 1 if is_first else None
@@ -334,7 +334,7 @@ class Choice(NamedTuple):
 class Outcome(NamedTuple):
     """The target's answer to a choice."""
 
-    path: Items[int]  # the tokens of the draft that were accepted, rising
+    path: Sequence[int]  # the tokens of the draft that were accepted, rising
     n_emitted: int
     is_stopped: bool = False  # the request ended within the right part of the draft
     top: tuple[np.ndarray, ...] | None = None  # `Verdict.top_after`, `top_parents`, `top_ids` and `top_logits`

@@ -13,7 +13,7 @@ rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Items
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -77,7 +77,7 @@ class JointTree(Generic[Proposer]):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, proposer: Proposer, draft: Draft, chances: Items[float], after: int = -1) -> list[int]:
+    def add(self, proposer: Proposer, draft: Draft, chances: Sequence[float], after: int = -1) -> list[int]:
         """Merge a proposal into it.
 
         Args:
@@ -118,7 +118,7 @@ class JointTree(Generic[Proposer]):
             at = node
         return nodes
 
-    def forbid(self, nodes: Items[int]) -> None:
+    def forbid(self, nodes: Sequence[int]) -> None:
         """No node but these, which are rising, can be right."""
         allowed = set(nodes)
         self.chances = [chance if node in allowed else 0.0 for node, chance in enumerate(self.chances)]
@@ -152,7 +152,7 @@ class JointTree(Generic[Proposer]):
             for node in nodes
         ]
 
-    def teach(self, agreement: Agreement, emitted: Items[int]) -> None:
+    def teach(self, agreement: Agreement, emitted: Sequence[int]) -> None:
         """Let it learn from the emitted tokens."""
         chances, right = self.chances, -1
         for token in emitted:
@@ -164,7 +164,7 @@ class JointTree(Generic[Proposer]):
             if right < 0:
                 break
 
-    def best_path(self, reach: Items[float]) -> list[int]:
+    def best_path(self, reach: Sequence[float]) -> list[int]:
         """The nodes from the history on, each time to the child that was drawn, or else to the likeliest."""
         path: list[int] = []
         while siblings := self.after.get(path[-1] if path else -1):
@@ -175,7 +175,7 @@ class JointTree(Generic[Proposer]):
             path.append(best)
         return path
 
-    def part(self, nodes: Items[int]) -> Draft:
+    def part(self, nodes: Sequence[int]) -> Draft:
         """These nodes, rising, with the parents of each among them, as a draft; a chain where they do not branch."""
         if not nodes:
             return NO_DRAFT

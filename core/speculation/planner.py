@@ -24,7 +24,15 @@ from augury.interfaces import Pace
 from augury.speculation.best_nodes import OthersPass, PassCurve, best_nodes
 from augury.speculation.chances import TYPICAL, Agreement, survival
 from augury.speculation.costs import PassCosts
-from augury.speculation.drafts import Choice, CostlyAsk, DrafterProfile, LossBudget, Outcome, RequestDrafter, SlotProposals
+from augury.speculation.drafts import (
+    CostlyAsk,
+    DrafterProfile,
+    LossBudget,
+    Outcome,
+    RequestDrafter,
+    SlotProposals,
+    VerifiedNodes,
+)
 
 __all__ = ["N_TEACHER_FORCED", "DraftPlanner"]
 
@@ -258,8 +266,8 @@ class DraftPlanner:
 
     def n_ahead(
         self,
-        choices: Sequence[Choice],
-        able: Sequence[tuple[Choice, RequestDrafter, Sequence[int]]],
+        choices: Sequence[VerifiedNodes],
+        able: Sequence[tuple[VerifiedNodes, RequestDrafter, Sequence[int]]],
         n_others: int,
         begun_s: float,
     ) -> list[int]:
@@ -327,7 +335,9 @@ class DraftPlanner:
         """A drafter has a proposal for the coming round, made ahead or not."""
         drafter.n_missed = drafter.profile.n_waited = 0
 
-    def observe_round(self, rounds: Sequence[tuple[Choice, Outcome]], depth: float, n_others: int, pass_s: float) -> None:
+    def observe_round(
+        self, rounds: Sequence[tuple[VerifiedNodes, Outcome]], depth: float, n_others: int, pass_s: float
+    ) -> None:
         """A round is over.
 
         Args:
@@ -350,7 +360,7 @@ class DraftPlanner:
         for choice, outcome in rounds:
             self._settle(choice, outcome, plain_s / len(rounds), extra_s / n_drafted if n_drafted else 0.0)
 
-    def _settle(self, choice: Choice, outcome: Outcome, plain_s: float, drafted_s: float) -> None:
+    def _settle(self, choice: VerifiedNodes, outcome: Outcome, plain_s: float, drafted_s: float) -> None:
         """Book the gains and losses of a slot's drafts, if a pass takes `plain_s` for it and `drafted_s` a drafted token."""
         path, of, drafters = outcome.path, choice.proposals.of, choice.proposals.drafters
         k, n_accepted = len(choice.nodes), len(path)

@@ -1,12 +1,12 @@
-"""Proposed tokens and whether they were right, for programs that check chances and the worth of grounds."""
+"""Proposed tokens and whether they were right, for programs that check chances and the worth of buckets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence as Items
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import frozen
 
-from augury.speculation.chances import Agreement, Ground
+from augury.speculation.chances import Agreement, Bucket
 from augury.speculation.drafts import SlotProposals
 
 
@@ -16,9 +16,9 @@ class Trial:
 
     chance: float  # that it is right, as the planner had it
     is_right: bool
-    grounds: Mapping[str, Ground]  # by the names of the drafters that proposed it
+    buckets: Mapping[str, Bucket]  # by the names of the drafters that proposed it
     own_chance: float = 0.0  # the highest of theirs, before the effect of other proposals
-    agreement: Ground | None = None  # that effect's; None where nothing is learnt of it
+    agreement: Bucket | None = None  # that effect's; None where nothing is learnt of it
 
 
 @frozen(eq=False)
@@ -26,7 +26,7 @@ class Trials:
     """The trials of one slot's round. They are worked out when they are iterated over: no round waits for that."""
 
     proposals: SlotProposals
-    emitted: Items[int]
+    emitted: Sequence[int]
 
     def __iter__(self) -> Iterator[Trial]:
         tree, reach = self.proposals.tree, self.proposals.reach()
@@ -37,11 +37,11 @@ class Trials:
             tried = [i for i in range(node + 1, len(tree)) if tree.parents[i] == node and reach[i] > 0]
             for i in tried:
                 on = {
-                    drafter.profile.name: drafter.profile.chances.ground(of[drafter].grounds[i])
+                    drafter.profile.name: drafter.profile.chances.bucket(of[drafter].buckets[i])
                     for drafter in tree.proposers[i]
                 }
                 own = tree.chances[i]
-                agreement = Agreement.ground(kinds[i], own) if kinds and own < 1 else None
+                agreement = Agreement.bucket(kinds[i], own) if kinds and own < 1 else None
                 yield Trial(reach[i] / reached, tree.tokens[i] == token, on, own, agreement)
             if (node := next((i for i in tried if tree.tokens[i] == token), -1)) < 0:
                 return

@@ -63,7 +63,7 @@ class BlockRunner(HiddenRunner):
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """See `DraftRunner.draft`: one pass over the blocks of all slots, of which nothing stays."""
         has_lattice = "transitions" not in self._further
-        written = [WrittenDraft(lattice_reach=request.least_reach if has_lattice else None) for request in requests]
+        written = [WrittenDraft(lattice_reach=request.min_path_probability if has_lattice else None) for request in requests]
         requests = [evolve(request, limit=self._limit(request)) for request in requests]
         if not (writing := [i for i, request in enumerate(requests) if request.limit > 0]):
             return written

@@ -37,7 +37,7 @@ class DraftRequest:
     n_candidates: int = 1  # for each place
     sampler: DraftSampler | None = None  # None: the best token is taken
     guess: Sequence[int] = ()  # tokens that may follow the history; the draft follows them
-    least_reach: float = 0.0  # see `Pace`
+    min_path_probability: float = 0.0  # see `Pace`
 
 
 @define(eq=False)
@@ -92,7 +92,7 @@ class WrittenDraft:
         ids, likely = np.array([best], np.int32), None
         if request.n_candidates > 1 or n_judged is not None:
             (ids,), (likely,) = logits.top_k(np.array([row], np.int32), n_judged or request.n_candidates)
-        is_judged = request.p_min > 0 or request.least_reach > 0 or request.n_candidates > 1
+        is_judged = request.p_min > 0 or request.min_path_probability > 0 or request.n_candidates > 1
         probabilities: list[float] = []
         if is_judged or n_judged is not None or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
             probabilities = _probabilities(logits, row, ids, None if n_judged is None else likely).tolist()
@@ -116,7 +116,7 @@ class WrittenDraft:
             likeliest = zip(ids.tolist()[: request.n_candidates], probabilities, strict=False)
             self.candidates.append([each for each in likeliest if each[0] < n_vocab])
         self.reach *= probabilities[0] if probabilities else 1.0
-        return len(self.tokens) < request.limit and self.reach >= request.least_reach
+        return len(self.tokens) < request.limit and self.reach >= request.min_path_probability
 
 
 def add_best(
@@ -144,12 +144,12 @@ def add_best(
 def n_chained(requests: Sequence[DraftRequest], n_written: int, n_most: int) -> int:
     """How many passes more are begun together with the next one, whose tokens a model chooses itself; `n_most` in all.
 
-    As many as the longest draft wants. Where drafts may end before, at `p_min` or `least_reach`, as many in all as were looked
-    at so far, `n_written`: of the passes after an end there are fewer than tokens before it, or one.
+    As many as the longest draft wants. Where drafts may end before, at `p_min` or `min_path_probability`, as many in all as
+    were looked at so far, `n_written`: of the passes after an end there are fewer than tokens before it, or one.
     """
     if any(request.sampler is not None for request in requests):
         return 0
-    if any(request.p_min > 0 or request.least_reach > 0 for request in requests):
+    if any(request.p_min > 0 or request.min_path_probability > 0 for request in requests):
         n_most = min(n_most, max(n_written, _FIRST_CHAIN))
     return max(n_most - 1, 0)
 

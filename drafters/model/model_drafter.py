@@ -75,9 +75,9 @@ class ModelDrafter(Drafter):
 
     def request(self, ask: Ask) -> DraftRequest:
         """The request to the runner: for a chain, and where a planner asks, candidates for each place."""
-        depth, n_candidates, least_reach = ask.limit, 1, 0.0
+        depth, n_candidates, min_path_probability = ask.limit, 1, 0.0
         if ask.pace is not None:
-            depth, n_candidates, least_reach = min(depth, ask.pace.depth), _N_CANDIDATES, ask.pace.least_reach
+            depth, n_candidates, min_path_probability = min(depth, ask.pace.depth), _N_CANDIDATES, ask.pace.min_path_probability
         return DraftRequest(
             self.session.slot,
             ask.history,
@@ -86,7 +86,7 @@ class ModelDrafter(Drafter):
             n_candidates=min(n_candidates, ask.limit),  # of a tree of `limit` tokens no place has more
             sampler=self.sampler,
             guess=ask.guess.tolist(),
-            least_reach=least_reach,
+            min_path_probability=min_path_probability,
         )
 
     def made_of(self, written: WrittenDraft, limit: int) -> Draft:

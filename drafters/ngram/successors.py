@@ -27,7 +27,7 @@ _N_CHARACTERS = 8  # of text for each token of the vocabulary: more takes long t
 
 
 class Successors:
-    """Rows of tokens, the most likely first, and the ground of each, which is its place in `CHANCES`.
+    """Rows of tokens, the most likely first, and the bucket of each, which is its place in `CHANCES`.
 
     A row is of one token. Where this token and the one before it stood in the text, the tokens that followed there come first.
     """
@@ -42,25 +42,25 @@ class Successors:
         """
         self._n, self._n_vocab = n, n_vocab
         ranks = [min(rank, len(TARGET_CHANCES) - 1) for rank in range(n)]
-        self._grounds = [FIRST_OF_TEXT + rank for rank in ranks], ranks  # by whether the row is the target's
+        self._buckets = [FIRST_OF_TEXT + rank for rank in ranks], ranks  # by whether the row is the target's
         self._rows = np.full((n_vocab, n), -1, np.int32)
         self._is_of_target = np.zeros(n_vocab, bool)
         places = text.astype(np.int64)
         tokens, self._rows[tokens], *_ = most_frequent(places[:-1], text[1:], n)
         pairs, self._pair_rows, *counts = most_frequent(places[:-2] * n_vocab + places[1:-1], text[2:], _N_OF_PAIR)
-        self._pair_grounds = FIRST_OF_PAIRS + _pair_kinds(*counts)
+        self._pair_buckets = FIRST_OF_PAIRS + _pair_kinds(*counts)
         self._pairs = dict(zip(pairs.tolist(), range(len(pairs)), strict=True))
 
     def after(self, before: int, token: int) -> tuple[list[int], list[int]]:
-        """The row of `token`, which follows `before`, with -1 where less is known, and the ground of each; both of length n."""
+        """The row of `token`, which follows `before`, with -1 where less is known, and the bucket of each; both of length n."""
         row = self._rows[token].tolist()  # lists, for NumPy's calls take longer
-        grounds = self._grounds[bool(self._is_of_target[token])]
+        buckets = self._buckets[bool(self._is_of_target[token])]
         pair = self._pairs.get(before * self._n_vocab + token)
         if pair is None:
-            return row, grounds
+            return row, buckets
         first = [each for each in self._pair_rows[pair].tolist() if each >= 0][: self._n]
         rest = [i for i, each in enumerate(row) if each not in first][: self._n - len(first)]
-        return first + [row[i] for i in rest], self._pair_grounds[pair, : len(first)].tolist() + [grounds[i] for i in rest]
+        return first + [row[i] for i in rest], self._pair_buckets[pair, : len(first)].tolist() + [buckets[i] for i in rest]
 
     def of_target(self, token: int) -> list[int]:
         """The row that the target told, or nothing."""

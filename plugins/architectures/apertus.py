@@ -20,10 +20,10 @@ class Apertus(Transformer):
     """xIELU has constants for each layer, two of which are stored before their softplus."""
 
     name = "apertus"
-    rotary = {"has_factors": True}
+    rope_args = {"has_factors": True}
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> dict[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> dict[str, Any]:
         names = ("q_norm", "k_norm")
         return {name: attrs.evolve(decoder.norm(f"blk.{layer}.attn_{name}", decoder.head_dim), bias=None) for name in names}
 

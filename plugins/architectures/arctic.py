@@ -17,7 +17,7 @@ class Arctic(Transformer):
     """A dense feed-forward, and beside both blocks of a layer a mixture over the layer's input."""
 
     name = "arctic"
-    rotary = {"is_interleaved": True}
+    rope_args = {"is_interleaved": True}
     experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True, "norm": "ffn_norm_exps"}
 
     @classmethod
@@ -31,7 +31,7 @@ class GroveMoe(Transformer):
     """Normed heads; experts' outputs go through experts of groups of them, too."""
 
     name = "grovemoe"
-    mixing = {"has_head_norms": True}
+    attention_args = {"has_head_norms": True}
     experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True}
 
     @classmethod

@@ -19,13 +19,13 @@ class CommandR(Transformer):
     """Attention and feed-forward see one layer norm of the same input; logits are scaled."""
 
     name = "command-r"
-    reading = {"norm": NormKind.LAYER}
-    rotary = {"is_interleaved": True}
-    feeding = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
-    ending = {"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale", 0.0) or 1.0}
+    decoder_args = {"norm": NormKind.LAYER}
+    rope_args = {"is_interleaved": True}
+    ffn_args = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
+    output_args = {"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale", 0.0) or 1.0}
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         return own_norms(decoder, layer) if decoder.n_layers >= _N_LAYERS_NORMED else {}
 
 
@@ -33,28 +33,28 @@ class Cohere2(Transformer):
     """Three layers of four see a window only, and they alone have rope."""
 
     name = "cohere2"
-    reading = {"norm": NormKind.LAYER}
-    rotary = None
+    decoder_args = {"norm": NormKind.LAYER}
+    rope_args = None
     local_rotary = {"is_interleaved": True, "n_rot": local_size}
     windows = {"period": _PERIOD, "is_required": True}
-    feeding = {"norm": "attn_norm", "is_parallel": True}
-    ending = {"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0}
+    ffn_args = {"norm": "attn_norm", "is_parallel": True}
+    output_args = {"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0}
 
 
 class Cohere2Moe(Transformer):
     """As Cohere2 with experts, whose mean with a shared one counts; the first layers have none, and always rope."""
 
     name = "cohere2moe"
-    rotary = {"is_interleaved": True, "has_factors": True}
+    rope_args = {"is_interleaved": True, "has_factors": True}
     windows = {**Cohere2.windows, "is_first": True, "has_nextn": True}
-    feeding = Cohere2.feeding
+    ffn_args = Cohere2.ffn_args
     experts = {
-        **Cohere2.feeding,
+        **Cohere2.ffn_args,
         "fallback": Gating.SIGMOID,
         "has_weights_scale": True,
         "factor": lambda decoder, layer: 0.5 if f"blk.{layer}.ffn_up_shexp.weight" in decoder.file.tensors else 1.0,
     }
-    ending = {"scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0}
+    output_args = {"scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0}
     nextn_hidden = "output"
 
     @classmethod

@@ -58,7 +58,7 @@ class DeltaNet(Transformer):
     """The delta rule in every layer, as in the models of flash-linear-attention: without gates, queries of length one."""
 
     name = "deltanet"
-    rotary = None
+    rope_args = None
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - it has none

@@ -13,24 +13,24 @@ class Exaone(Transformer):
     """As Llama."""
 
     name = "exaone"
-    rotary = {"has_factors": True}
-    feeding = {"has_scales": False}
+    rope_args = {"has_factors": True}
+    ffn_args = {"has_scales": False}
 
 
 class Exaone4(Transformer):
     """Norms after attention and feed-forward alone, normed heads; where there are windows, the other layers have no rope."""
 
     name = "exaone4"
-    rotary = {"has_factors": True}
-    mixing = {"norm": None, "has_head_norms": True, "has_post_norm": True}
-    feeding = {"norm": None, "has_post_norm": True, "has_scales": False}
+    rope_args = {"has_factors": True}
+    attention_args = {"norm": None, "has_head_norms": True, "has_post_norm": True}
+    ffn_args = {"norm": None, "has_post_norm": True, "has_scales": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         if decoder.n_layers != _N_LAYERS_32B:
             return super().layer(decoder, layer, rope)
         window = decoder.windows(4, default=4096)[layer]
-        attention = decoder.attention(layer, None if window is None else rope, window=window, **cls.mixing)
+        attention = decoder.attention(layer, None if window is None else rope, window=window, **cls.attention_args)
         return Layer(attention, cls.feed_forward(decoder, layer))
 
 
@@ -38,9 +38,9 @@ class ExaoneMoe(Transformer):
     """Normed heads; layers with a window have rope, and the others none; experts, one of them shared."""
 
     name = "exaone-moe"
-    rotary = None
+    rope_args = None
     local_rotary = {"has_factors": True}
     windows = {"period": 4, "is_required": True}
-    mixing = {"has_head_norms": True}
-    feeding = {"has_scales": False}
+    attention_args = {"has_head_norms": True}
+    ffn_args = {"has_scales": False}
     experts = {"has_weights_scale": True, "has_scales": False}

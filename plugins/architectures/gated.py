@@ -23,22 +23,22 @@ class MuseGlimmer(Transformer):
     """Gates by value, normed heads, norms before and after; three layers of four see a window, and they alone have rope."""
 
     name = "muse-glimmer"
-    rotary = None
+    rope_args = None
     local_rotary = {"base": local_base, "is_scaled": False, "is_interleaved": True}
     windows = {"period": 4, "is_required": True}
-    mixing = {"has_head_norms": True}
-    feeding = {
+    attention_args = {"has_head_norms": True}
+    ffn_args = {
         "has_scales": False,
         "post_norm": lambda decoder, layer: _post_norm(decoder, f"blk.{layer}.post_ffw_norm"),
     }
-    beginning = {"norm": Decoder.plain_norm}
-    ending = {
+    embedding_args = {"norm": Decoder.plain_norm}
+    output_args = {
         "scale": lambda decoder: decoder.keys.positive("logit_scale"),
         "softcap": lambda decoder: decoder.keys.number("final_logit_softcapping", 30.0) or None,
     }
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         n_mixed = decoder.n_heads[layer] * decoder.value_dim
         gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, n_mixed, has_scale=False)
         return {"gate": gate, "post_norm": _post_norm(decoder, f"blk.{layer}.post_attention_norm")}
@@ -50,10 +50,10 @@ class Spark(Transformer):
     name = "spark2_5"
     local_rotary = {"base": local_base, "n_rot": local_size}
     windows = {"period": None, "is_required": True}
-    feeding = {"activation": Activation.GELU_HALF, "has_scales": False}
+    ffn_args = {"activation": Activation.GELU_HALF, "has_scales": False}
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         return {"gate": decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], has_scale=False)}
 
 
@@ -61,8 +61,8 @@ class Talkie(Transformer):
     """Norms without weights; every layer adds a share of the embedding; query heads are normed, and weighted, after rope."""
 
     name = "talkie"
-    beginning = {"norm": Decoder.plain_norm}
-    ending = {"norm": Decoder.plain_norm, "scale": lambda decoder: decoder.keys.positive("logit_scale")}
+    embedding_args = {"norm": Decoder.plain_norm}
+    output_args = {"norm": Decoder.plain_norm, "scale": lambda decoder: decoder.keys.positive("logit_scale")}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:

@@ -45,10 +45,10 @@ class Gemma(Transformer):
     """Embeddings scaled by sqrt(E), GELU gates; its norms multiply by 1 + w, and files hold the sum."""
 
     name = "gemma"
-    mixing = {"scale": lambda decoder, _: 1.0 / math.sqrt(decoder.value_dim)}
-    feeding = {"activation": Activation.GELU_HALF, "has_scales": False}
-    beginning = {"scale": lambda decoder: math.sqrt(decoder.n_embd)}
-    ending = {"is_tied": True}
+    attention_args = {"scale": lambda decoder, _: 1.0 / math.sqrt(decoder.value_dim)}
+    ffn_args = {"activation": Activation.GELU_HALF, "has_scales": False}
+    embedding_args = {"scale": lambda decoder: math.sqrt(decoder.n_embd)}
+    output_args = {"is_tied": True}
 
 
 class Gemma2(Gemma):
@@ -57,13 +57,13 @@ class Gemma2(Gemma):
     name = "gemma2"
     local_rotary = {"base": local_base}
     windows = {"period": 2, "default": 4096}
-    mixing = {
+    attention_args = {
         "has_post_norm": True,
         "scale": _scale,
         "softcap": lambda decoder, _: decoder.keys.positive("attn_logit_softcapping", 50.0),
     }
-    feeding = {**Gemma.feeding, "has_post_norm": True}
-    ending = {"is_tied": True, "softcap": lambda decoder: decoder.keys.positive("final_logit_softcapping", 30.0)}
+    ffn_args = {**Gemma.ffn_args, "has_post_norm": True}
+    output_args = {"is_tied": True, "softcap": lambda decoder: decoder.keys.positive("final_logit_softcapping", 30.0)}
 
 
 class Gemma3(Gemma):
@@ -72,9 +72,13 @@ class Gemma3(Gemma):
     name = "gemma3"
     local_rotary = {"base": own_local_base, "is_scaled": False}
     windows = {"period": 6}
-    mixing = {"has_head_norms": True, "has_post_norm": True, "scale": _scale}  # llama.cpp reads no `attention.scale` here
-    feeding = Gemma2.feeding
-    ending = {"softcap": lambda decoder: decoder.keys.number("final_logit_softcapping", 0.0) or None}
+    attention_args = {
+        "has_head_norms": True,
+        "has_post_norm": True,
+        "scale": _scale,
+    }  # llama.cpp reads no `attention.scale` here
+    ffn_args = Gemma2.ffn_args
+    output_args = {"softcap": lambda decoder: decoder.keys.number("final_logit_softcapping", 0.0) or None}
 
 
 class Gemma4(Gemma):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from augury.blocks import Gating, Linear, Rope, Rows
+from augury.blocks import Gating, Linear, Rope, RowSelection
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import axes, plain
 from augury.plugins.architectures.transformer import Transformer
@@ -15,8 +15,8 @@ class ChatGLM(Transformer):
     """Rope over a part of each head, fused gates."""
 
     name = "chatglm"
-    rotary = {"is_interleaved": True}
-    feeding = {"gate": "fused", "has_scales": False}
+    rope_args = {"is_interleaved": True}
+    ffn_args = {"gate": "fused", "has_scales": False}
 
 
 def _gate(decoder: Decoder, layer: int) -> Literal["own", "fused"]:
@@ -28,30 +28,30 @@ class Glm4(Transformer):
     """Norms after attention and feed-forward, too; models that see images have positions on axes."""
 
     name = "glm4"
-    rotary = {"sections": axes, "is_interleaved": lambda decoder: axes(decoder) is None}
-    mixing = {"has_post_norm": True}
-    feeding = {"gate": _gate, "has_post_norm": True, "has_scales": False}
+    rope_args = {"sections": axes, "is_interleaved": lambda decoder: axes(decoder) is None}
+    attention_args = {"has_post_norm": True}
+    ffn_args = {"gate": _gate, "has_post_norm": True, "has_scales": False}
 
 
 class CogVLM(Transformer):
     """Its matrices for text; images have others."""
 
     name = "cogvlm"
-    feeding = {"has_scales": False}
+    ffn_args = {"has_scales": False}
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
         return Rope(plain(decoder.head_dim, 10000.0))
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         """Queries, keys and values, of one matrix that has as many rows for each."""
         n, head_dim = decoder.n_heads[layer] * decoder.head_dim, decoder.head_dim
         sizes = (n, decoder.n_kv_heads[layer] * head_dim, decoder.n_kv_heads[layer] * head_dim)
         names = ("q", "k", "v")
         decoder.file.tensor(f"blk.{layer}.attn_qkv.weight", (3 * n, decoder.n_embd))
         return {
-            name: Linear(f"blk.{layer}.attn_qkv.weight", decoder.n_embd, size, rows=Rows(i * n, size, 3 * n, 3 * n))
+            name: Linear(f"blk.{layer}.attn_qkv.weight", decoder.n_embd, size, rows=RowSelection(i * n, size, 3 * n, 3 * n))
             for i, (name, size) in enumerate(zip(names, sizes, strict=True))
         }
 
@@ -60,8 +60,8 @@ class Glm4Moe(Transformer):
     """GLM 4.5: heads may be normed; the first layers have no experts."""
 
     name = "glm4moe"
-    rotary = {"sections": axes}
-    mixing = {"has_head_norms": lambda decoder, layer: f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors}
-    feeding = {"norm": "post_attention_norm", "has_scales": False}
+    rope_args = {"sections": axes}
+    attention_args = {"has_head_norms": lambda decoder, layer: f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors}
+    ffn_args = {"norm": "post_attention_norm", "has_scales": False}
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "norm": "post_attention_norm", "has_scales": False}
     nextn_hidden = "output"

@@ -26,10 +26,10 @@ class Gpt2(Transformer):
     """Positions are learned."""
 
     name = "gpt2"
-    reading = {"norm": NormKind.LAYER}
-    rotary = None
-    feeding = _UNGATED
-    beginning = {"positions": _positions}
+    decoder_args = {"norm": NormKind.LAYER}
+    rope_args = None
+    ffn_args = _UNGATED
+    embedding_args = {"positions": _positions}
 
 
 class Starcoder(Gpt2):
@@ -42,8 +42,8 @@ class Starcoder2(Transformer):
     """With rope."""
 
     name = "starcoder2"
-    reading = {"norm": NormKind.LAYER}
-    feeding = _UNGATED
+    decoder_args = {"norm": NormKind.LAYER}
+    ffn_args = _UNGATED
 
 
 class Codeshell(Starcoder2):
@@ -54,37 +54,37 @@ class Codeshell(Starcoder2):
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:
         name = "token_embd" if "token_embd.weight" in file.tensors else "output"
-        return Decoder(file, **cls.reading, embedding=name)
+        return Decoder(file, **cls.decoder_args, embedding=name)
 
 
 class PocketTTS(Transformer):
     """The language model of Pocket TTS, which has no logits of its own."""
 
     name = "pockettts"
-    reading = {"norm": NormKind.LAYER}
-    rotary = {"is_interleaved": True}
-    feeding = _UNGATED
-    ending = {"is_tied": True}
+    decoder_args = {"norm": NormKind.LAYER}
+    rope_args = {"is_interleaved": True}
+    ffn_args = _UNGATED
+    output_args = {"is_tied": True}
 
 
 class GptNeox(Transformer):
     """Attention and feed-forward in parallel, each with a norm of its own, or in sequence, as the file says."""
 
     name = "gptneox"
-    reading = {"norm": NormKind.LAYER}
-    feeding = {**_UNGATED, "is_parallel": lambda decoder, _: decoder.keys.flag("use_parallel_residual")}
+    decoder_args = {"norm": NormKind.LAYER}
+    ffn_args = {**_UNGATED, "is_parallel": lambda decoder, _: decoder.keys.flag("use_parallel_residual")}
 
 
 class Falcon(Transformer):
     """Attention and feed-forward in parallel; the larger ones have two norms."""
 
     name = "falcon"
-    reading = {"norm": NormKind.LAYER}
-    feeding = {**_UNGATED, "norm": "attn_norm", "has_biases": False, "is_parallel": True}
-    mixing = {"has_output_bias": False}
+    decoder_args = {"norm": NormKind.LAYER}
+    ffn_args = {**_UNGATED, "norm": "attn_norm", "has_biases": False, "is_parallel": True}
+    attention_args = {"has_output_bias": False}
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         has_two = f"blk.{layer}.attn_norm_2.weight" in decoder.file.tensors
         return {"norm": "attn_norm_2" if has_two else "attn_norm"}
 
@@ -93,45 +93,47 @@ class Bloom(Transformer):
     """Distances lower scores in place of rope; the embedding is normed."""
 
     name = "bloom"
-    reading = {"norm": NormKind.LAYER}
-    rotary = None
-    mixing = {"slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)}
-    feeding = _UNGATED
-    beginning = {"norm": lambda decoder: decoder.norm("token_embd_norm")}
+    decoder_args = {"norm": NormKind.LAYER}
+    rope_args = None
+    attention_args = {"slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)}
+    ffn_args = _UNGATED
+    embedding_args = {"norm": lambda decoder: decoder.norm("token_embd_norm")}
 
 
 class Jais(Bloom):
     """With gates, and scores scaled by 1 / D."""
 
     name = "jais"
-    mixing = {"slopes": _slopes, "scale": lambda decoder, _: 1.0 / decoder.head_dim}
-    feeding = {"has_scales": False}
-    beginning = {}
+    attention_args = {"slopes": _slopes, "scale": lambda decoder, _: 1.0 / decoder.head_dim}
+    ffn_args = {"has_scales": False}
+    embedding_args = {}
 
 
 class Mpt(Bloom):
     """Clamped queries, keys and values; some models have learned positions, normed queries and keys, or divisors."""
 
     name = "mpt"
-    mixing = {
+    attention_args = {
         "slopes": _slopes,
         "clamp": lambda decoder, _: decoder.keys.number("attention.clamp_kqv", 0.0) or None,
         # llama.cpp clamps before it norms, as `Attention` does
         "has_joint_norms": lambda decoder, layer: f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors,
     }
-    feeding = {
+    ffn_args = {
         **_UNGATED,
         "divisors": lambda decoder, layer: decoder.optional_vector(f"blk.{layer}.ffn.act.scales", decoder.n_ff[layer]),
     }
-    beginning = {"positions": lambda decoder: _positions(decoder) if "position_embd.weight" in decoder.file.tensors else None}
+    embedding_args = {
+        "positions": lambda decoder: _positions(decoder) if "position_embd.weight" in decoder.file.tensors else None
+    }
 
 
 class Jais2(Transformer):
     """Squared ReLU without a gate."""
 
     name = "jais2"
-    reading = {"norm": NormKind.LAYER}
-    feeding = {**_UNGATED, "activation": Activation.RELU_SQUARED}
+    decoder_args = {"norm": NormKind.LAYER}
+    ffn_args = {**_UNGATED, "activation": Activation.RELU_SQUARED}
 
 
 class Nemotron(Jais2):
@@ -144,15 +146,15 @@ class Orion(Transformer):
     """With gates."""
 
     name = "orion"
-    reading = {"norm": NormKind.LAYER}
-    feeding = {"has_scales": False}
+    decoder_args = {"norm": NormKind.LAYER}
+    ffn_args = {"has_scales": False}
 
 
 class StableLM(Transformer):
     """With gates; the 12B model norms heads, each with weights of its own, and has one norm for both, which see the same."""
 
     name = "stablelm"
-    reading = {"norm": NormKind.LAYER}
+    decoder_args = {"norm": NormKind.LAYER}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:

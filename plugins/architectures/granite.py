@@ -26,12 +26,12 @@ class GraniteMoe(Transformer):
     """Llama, with scales of the embedding, of layers' outputs, of scores and of logits, and with experts."""
 
     name = "granitemoe"
-    rotary = {"is_interleaved": True, "has_factors": True}
-    mixing = {"factor": _factor, "scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None}
-    feeding = {"factor": _factor, "has_scales": False}
-    experts = {**feeding, "gating": Gating.SOFTMAX, "is_normalised": True}
-    beginning = {"scale": lambda decoder: decoder.keys.number("embedding_scale", 0.0) or 1.0}
-    ending = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale") or 1.0)}
+    rope_args = {"is_interleaved": True, "has_factors": True}
+    attention_args = {"factor": _factor, "scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None}
+    ffn_args = {"factor": _factor, "has_scales": False}
+    experts = {**ffn_args, "gating": Gating.SOFTMAX, "is_normalised": True}
+    embedding_args = {"scale": lambda decoder: decoder.keys.number("embedding_scale", 0.0) or 1.0}
+    output_args = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale") or 1.0)}
 
 
 class Granite(GraniteMoe):
@@ -48,9 +48,9 @@ class GraniteHybrid(Granite):
     """Mamba-2 in layers that have no key heads."""
 
     name = "granitehybrid"
-    reading = {"least": 0}
+    decoder_args = {"least": 0}
     without_heads = _mamba
-    ending = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 0.0) or 1.0)}
+    output_args = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 0.0) or 1.0)}
 
 
 class GraniteSwa(GraniteMoe):
@@ -58,8 +58,8 @@ class GraniteSwa(GraniteMoe):
 
     name = "granite_swa"
     windows = {"period": None, "is_required": True}
-    mixing = {
-        **GraniteMoe.mixing,
+    attention_args = {
+        **GraniteMoe.attention_args,
         "sinks": lambda decoder, layer: decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer]),
     }
 
@@ -74,6 +74,6 @@ class MiniCPM(GraniteMoe):
     """Scales that the first files do not state, and none of scores."""
 
     name = "minicpm"
-    mixing = {"factor": _factor}
-    beginning = {"scale": lambda decoder: decoder.keys.number("embedding_scale", 12.0) or 1.0}
-    ending = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 256.0 / decoder.n_embd) or 1.0)}
+    attention_args = {"factor": _factor}
+    embedding_args = {"scale": lambda decoder: decoder.keys.number("embedding_scale", 12.0) or 1.0}
+    output_args = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 256.0 / decoder.n_embd) or 1.0)}

@@ -45,7 +45,7 @@ class HrmText(Architecture):
                     decoder.again(layer, len(layers) + i, has_scales=False)
                     for i, layer in enumerate(low if cycle < n_low else high)
                 ]
-                other = SecondStream(trades=not 0 < cycle < n_low) if layers else SecondStream(first=first)
+                other = SecondStream(swaps=not 0 < cycle < n_low) if layers else SecondStream(first=first)
                 stack[0] = attrs.evolve(stack[0], mixer=(other, *stack[0].mixers))
                 stack[-1] = attrs.evolve(stack[-1], norm=norm)
                 layers += stack

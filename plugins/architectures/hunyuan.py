@@ -12,9 +12,9 @@ class HunyuanDense(Transformer):
     """Heads are normed after rope, whose base grows by a factor that files may state."""
 
     name = "hunyuan-dense"
-    reading = {"may_have_experts": True}  # files may state one, which is the feed-forward itself
-    mixing = {"has_head_norms": True, "is_rope_first": True}
-    feeding = {"has_scales": False}
+    decoder_args = {"may_have_experts": True}  # files may state one, which is the feed-forward itself
+    attention_args = {"has_head_norms": True, "is_rope_first": True}
+    ffn_args = {"has_scales": False}
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
@@ -34,8 +34,8 @@ class HunyuanMoe(Transformer):
     """Heads are normed after rope; experts, one of them shared."""
 
     name = "hunyuan-moe"
-    rotary = {"has_factors": True}
-    mixing = HunyuanDense.mixing
+    rope_args = {"has_factors": True}
+    attention_args = HunyuanDense.attention_args
     experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False}
 
 
@@ -43,7 +43,7 @@ class HyV3(Transformer):
     """Heads are normed before rope; the first layers have no experts."""
 
     name = "hy_v3"
-    rotary = {"has_factors": True}
-    mixing = {"has_head_norms": True}
+    rope_args = {"has_factors": True}
+    attention_args = {"has_head_norms": True}
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
     nextn_hidden = "output"

@@ -67,7 +67,7 @@ def plain_output(decoder: Decoder) -> Output:
 class HyperConnected(Transformer):
     """A family with residual streams from the embedding to the output, which has a connection of its own."""
 
-    beginning = {"n_streams": lambda decoder: decoder.keys.count("hyper_connection.count")}
+    embedding_args = {"n_streams": lambda decoder: decoder.keys.count("hyper_connection.count")}
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
@@ -78,9 +78,9 @@ class HunyuanV4(HyperConnected):
     """Hunyuan 4: gated latent attention with sinks, whose indexer some layers share; streams are not mixed, experts limited."""
 
     name = "hy_v4"
-    rotary = {"is_interleaved": True}
+    rope_args = {"is_interleaved": True}
     experts = {"has_weights_scale": True, "has_scales": False, "limit": expert_limit}
-    feeding = {"has_scales": False, "has_biases": False}
+    ffn_args = {"has_scales": False, "has_biases": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:

@@ -34,9 +34,9 @@ class KimiLinear(Transformer):
     """Latent attention has no rope; decays and gates go through a few values."""
 
     name = "kimi-linear"
-    reading = {"least": 0, "may_have_experts": True}
-    rotary = None
-    feeding = {"has_scales": False, "has_biases": False}
+    decoder_args = {"least": 0, "may_have_experts": True}
+    rope_args = None
+    ffn_args = {"has_scales": False, "has_biases": False}
     experts = {"is_normalised": True, "has_weights_scale": True, "has_scales": False}
     decay_names: ClassVar[tuple[str, ...]] = ("ssm_f_a", "ssm_f_b")
     gate_names: ClassVar[tuple[str, ...]] = ("ssm_g_a", "ssm_g_b")

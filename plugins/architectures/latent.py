@@ -22,7 +22,7 @@ class DeepSeek2(Transformer):
 
     name = "deepseek2"
     experts = {"has_weights_scale": True, "has_scales": False}
-    feeding = {"has_scales": False}
+    ffn_args = {"has_scales": False}
     nextn_hidden: ClassVar[Literal["output", "layer"] | None] = "output"
 
     @classmethod
@@ -48,11 +48,11 @@ class DeepSeek2(Transformer):
         growth = rope.magnitude * (1.0 if _is_yarn(decoder) else _sharpness(decoder))
         growth *= 1.0 + cls.multiplier(decoder) * (_sharpness(decoder) - 1.0)
         attention = latent_attention(decoder, layer, rope)
-        attention = attrs.evolve(attention, scale=attention.scale * growth**2, **cls.mixing_of(decoder, layer))
+        attention = attrs.evolve(attention, scale=attention.scale * growth**2, **cls.attention_args_of(decoder, layer))
         return Layer(attention, cls.feed_forward(decoder, layer))
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as those built like it
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as those built like it
         return {"temperature": _temperature(decoder)}
 
 
@@ -135,9 +135,9 @@ class MiniCpm3(Transformer):
     """Dense, with scales that its files do not state."""
 
     name = "minicpm3"
-    rotary = {"has_factors": True}
-    beginning = {"scale": 12.0}
-    ending = {"scale": lambda decoder: 256.0 / decoder.n_embd}
+    rope_args = {"has_factors": True}
+    embedding_args = {"scale": 12.0}
+    output_args = {"scale": lambda decoder: 256.0 / decoder.n_embd}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -150,9 +150,9 @@ class Plm(Transformer):
     """Dense, without gates; the embedding's weights give the logits."""
 
     name = "plm"
-    rotary = {"is_interleaved": True}
-    feeding = {"activation": Activation.RELU_SQUARED, "gate": None, "has_scales": False, "has_biases": False}
-    ending = {"is_tied": True, "has_bias": False}
+    rope_args = {"is_interleaved": True}
+    ffn_args = {"activation": Activation.RELU_SQUARED, "gate": None, "has_scales": False, "has_biases": False}
+    output_args = {"is_tied": True, "has_bias": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:

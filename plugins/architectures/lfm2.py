@@ -28,18 +28,18 @@ class Lfm2(Transformer):
     """Gated short convolutions, and attention with normed heads in layers that have key heads; the dense models."""
 
     name = "lfm2"
-    reading = {"least": 0, "may_have_experts": True}
-    rotary = {"n_rot": lambda decoder: None if _window(decoder) is None else local_size(decoder)}
-    mixing = {"has_head_norms": True, "window": lambda decoder, _: _window(decoder)}
+    decoder_args = {"least": 0, "may_have_experts": True}
+    rope_args = {"n_rot": lambda decoder: None if _window(decoder) is None else local_size(decoder)}
+    attention_args = {"has_head_norms": True, "window": lambda decoder, _: _window(decoder)}
     without_heads = _short_convolution
-    feeding = {"has_scales": False, "has_biases": False}
-    ending = {"norm": "token_embd_norm"}  # as converters have misnamed it
+    ffn_args = {"has_scales": False, "has_biases": False}
+    output_args = {"norm": "token_embd_norm"}  # as converters have misnamed it
 
 
 class Lfm2Moe(Lfm2):
     """The mixtures of experts, whose first layers are dense, without a window."""
 
     name = "lfm2moe"
-    rotary = {}
-    mixing = {"has_head_norms": True}
+    rope_args = {}
+    attention_args = {"has_head_norms": True}
     experts = {"is_normalised": True, "has_scales": False}

@@ -26,7 +26,7 @@ class Llama(Transformer):
     """
 
     name = "llama"
-    rotary = _ROPE
+    rope_args = _ROPE
     experts = _EXPERTS
     nextn_hidden = "output"
 
@@ -36,10 +36,10 @@ class Mistral3(Transformer):
 
     name = "mistral3"
     experts = _EXPERTS
-    rotary = {**_ROPE, "yarn_keys": ("beta_fast", "beta_slow", "log_multiplier")}
+    rope_args = {**_ROPE, "yarn_keys": ("beta_fast", "beta_slow", "log_multiplier")}
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
         keys = decoder.keys
         if not (scale := keys.number("attention.temperature_scale", 0.0)):
             return {}
@@ -51,8 +51,8 @@ class Smollm3(Transformer):
     """Every fourth layer has no rope."""
 
     name = "smollm3"
-    rotary = {"is_interleaved": True}
-    feeding = {"has_scales": False}
+    rope_args = {"is_interleaved": True}
+    ffn_args = {"has_scales": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -63,26 +63,26 @@ class Arcee(Transformer):
     """Squared ReLU without a gate."""
 
     name = "arcee"
-    rotary = _ROPE
-    feeding = {"activation": Activation.RELU_SQUARED, "gate": None, "has_scales": False}
+    rope_args = _ROPE
+    ffn_args = {"activation": Activation.RELU_SQUARED, "gate": None, "has_scales": False}
 
 
 class Ernie(Transformer):
     """As Llama."""
 
     name = "ernie4_5"
-    reading = {"may_have_experts": True}  # its mixtures have a name of their own
-    rotary = {"is_interleaved": True}
-    mixing = {"has_output_bias": False}
-    feeding = {"has_scales": False}
+    decoder_args = {"may_have_experts": True}  # its mixtures have a name of their own
+    rope_args = {"is_interleaved": True}
+    attention_args = {"has_output_bias": False}
+    ffn_args = {"has_scales": False}
 
 
 class Internlm2(Transformer):
     """As Llama."""
 
     name = "internlm2"
-    rotary = {"is_interleaved": True}
-    feeding = {"has_scales": False}
+    rope_args = {"is_interleaved": True}
+    ffn_args = {"has_scales": False}
 
 
 class Xverse(Internlm2):
@@ -95,30 +95,30 @@ class Maincoder(Transformer):
     """Heads are normed after rope."""
 
     name = "maincoder"
-    rotary = {"is_interleaved": True}
-    mixing = {"has_head_norms": True, "is_rope_first": True}
-    feeding = {"has_scales": False}
+    rope_args = {"is_interleaved": True}
+    attention_args = {"has_head_norms": True, "is_rope_first": True}
+    ffn_args = {"has_scales": False}
 
 
 class SeedOss(Transformer):
     """The feed-forward's norm has another name."""
 
     name = "seed_oss"
-    feeding = {"norm": "post_attention_norm", "has_scales": False}
+    ffn_args = {"norm": "post_attention_norm", "has_scales": False}
 
 
 class PanguEmbedded(Transformer):
     """As Llama, except for the order of its rope."""
 
     name = "pangu-embedded"
-    feeding = {"has_scales": False}
+    ffn_args = {"has_scales": False}
 
 
 class BitNet(Transformer):
     """Norms before the last matrix of attention and of the feed-forward."""
 
     name = "bitnet"
-    ending = {"is_tied": True}
+    output_args = {"is_tied": True}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -132,24 +132,24 @@ class Refact(Transformer):
     """Distances lower scores in place of rope."""
 
     name = "refact"
-    rotary = None
-    mixing = {"has_output_bias": False, "slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)}
-    feeding = {"has_scales": False, "has_biases": False}
+    rope_args = None
+    attention_args = {"has_output_bias": False, "slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)}
+    ffn_args = {"has_scales": False, "has_biases": False}
 
 
 class Baichuan(Transformer):
     """The 7B model has rope, the 13B model slopes; by the number of layers, as llama.cpp tells them apart."""
 
     name = "baichuan"
-    rotary = {"is_interleaved": True}
-    feeding = {"has_scales": False}
+    rope_args = {"is_interleaved": True}
+    ffn_args = {"has_scales": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         return super().layer(decoder, layer, rope if decoder.n_layers == _N_LAYERS_7B else None)
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         return {"slopes": slopes(decoder.n_heads[layer], 8.0) if decoder.n_layers == _N_LAYERS_13B else None}
 
 
@@ -157,7 +157,7 @@ class Nanbeige(Transformer):
     """Its layers are gone through several times, each time with keys and values of their own."""
 
     name = "nanbeige"
-    rotary = _ROPE
+    rope_args = _ROPE
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
@@ -176,9 +176,9 @@ class Deci(Transformer):
     """Pruned Llamas: some layers have a matrix in place of attention, or no attention, or nothing at all."""
 
     name = "deci"
-    reading = {"least": 0}
-    rotary = _ROPE
-    feeding = {"has_scales": False}
+    decoder_args = {"least": 0}
+    rope_args = _ROPE
+    ffn_args = {"has_scales": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -204,18 +204,18 @@ class PaddleOcr(Transformer):
     """The language model of PaddleOCR, as Ernie with positions on the axes of an image."""
 
     name = "paddleocr"
-    reading = Ernie.reading
-    rotary = {"sections": "blocks"}
-    feeding = Ernie.feeding
+    decoder_args = Ernie.decoder_args
+    rope_args = {"sections": "blocks"}
+    ffn_args = Ernie.ffn_args
 
 
 class Llama4(Transformer):
     """Three layers of four have rope and see chunks; the others grow their queries with the position."""
 
     name = "llama4"
-    rotary = _ROPE
+    rope_args = _ROPE
     experts = {"gating": Gating.SIGMOID, "has_scales": False, "is_normalised": False, "weighs_input": True}
-    feeding = {"has_scales": False}
+    ffn_args = {"has_scales": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -226,7 +226,7 @@ class Llama4(Transformer):
         common: dict[str, Any] = {"scale": keys.number("attention.scale", 0.0) or None}
         if has_chunks and decoder.flags(f"{key}_pattern", _PERIOD)[layer]:
             common["chunk"] = _CHUNK
-            rope = decoder.rope(base=local_base(decoder), **cls.rotary)
+            rope = decoder.rope(base=local_base(decoder), **cls.rope_args)
         if turns and keys.count("expert_count", 0, least=0) != _N_EXPERTS_MAVERICK:
             norm = Norm(None, decoder.head_dim, decoder.eps)
             common |= {"q_norm": norm, "k_norm": norm, "is_rope_first": True}

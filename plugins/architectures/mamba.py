@@ -57,11 +57,11 @@ class Jamba(Transformer):
     """Mamba, with attention without positions in layers that have key heads."""
 
     name = "jamba"
-    reading = {"least": 0}
-    rotary = None
-    mixing = {"has_output_bias": False}
+    decoder_args = {"least": 0}
+    rope_args = None
+    attention_args = {"has_output_bias": False}
     without_heads = mamba
-    feeding = {"has_scales": False, "has_biases": False}
+    ffn_args = {"has_scales": False, "has_biases": False}
     experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from augury.blocks import Block, Gating, Layer, LightningAttention, LinearRecurrence, ModelPlan, Norm, Rows
+from augury.blocks import Block, Gating, Layer, LightningAttention, LinearRecurrence, ModelPlan, Norm, RowSelection
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -55,7 +55,8 @@ def _lightning_attention(decoder: Decoder, layer: int, factor: float) -> Lightni
     n_heads, size, at = decoder.n_heads[layer], decoder.head_dim, f"blk.{layer}"
     n = n_heads * size
     q, k, v = (
-        decoder.matrix(f"{at}.attn_qkv", decoder.n_embd, n, rows=Rows(i * size, size, 3 * size, 3 * n)) for i in range(3)
+        decoder.matrix(f"{at}.attn_qkv", decoder.n_embd, n, rows=RowSelection(i * size, size, 3 * size, 3 * n))
+        for i in range(3)
     )
     start = 2.0 ** -(2.0 ** -(math.log2(n_heads) - 3))
     slope = 1.0 - layer / max(decoder.n_layers - 1, 1) + 1e-5

@@ -23,7 +23,7 @@ class GptOss(Transformer):
     name = "gpt-oss"
     local_rotary = {"base": local_base}
     windows = {"period": 2, "is_required": True}
-    mixing = {"sinks": lambda decoder, layer: decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])}
+    attention_args = {"sinks": lambda decoder, layer: decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])}
     experts = {
         "has_scales": False,
         "gating": Gating.SOFTMAX_OF_CHOSEN,
@@ -37,7 +37,7 @@ class MinimaxM2(Transformer):
     """Queries and keys are normed over all heads; experts are chosen by sigmoids with a bias."""
 
     name = "minimax-m2"
-    mixing = {"has_joint_norms": True}
+    attention_args = {"has_joint_norms": True}
     experts = {"has_scales": False, "is_normalised": True}
 
 
@@ -45,16 +45,16 @@ class Dots1(Transformer):
     """Normed heads; the first layers have no experts."""
 
     name = "dots1"
-    mixing = {"has_head_norms": True}
+    attention_args = {"has_head_norms": True}
     experts = {"has_weights_scale": True, "has_scales": False}
-    feeding = {"has_scales": False}
+    ffn_args = {"has_scales": False}
 
 
 class BailingMoe(Transformer):
     """Ling 1: one expert is shared."""
 
     name = "bailingmoe"
-    rotary = {"is_interleaved": True, "has_factors": True}
+    rope_args = {"is_interleaved": True, "has_factors": True}
     experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "has_scales": False}
 
 
@@ -68,9 +68,9 @@ class DeepSeek(Transformer):
     """The first DeepSeek: its attention is Llama's, and some experts are shared."""
 
     name = "deepseek"
-    rotary = {"is_interleaved": True, "has_factors": True}
-    mixing = {"scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None}
-    feeding = {"has_scales": False}
+    rope_args = {"is_interleaved": True, "has_factors": True}
+    attention_args = {"scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None}
+    ffn_args = {"has_scales": False}
     experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
 
 
@@ -78,9 +78,9 @@ class DeepSeekOcr(Transformer):
     """The text model of DeepSeek-OCR: DeepSeek 2 with Llama's attention, and a rope that nothing stretches."""
 
     name = "deepseek2-ocr"
-    rotary = None
+    rope_args = None
     experts = {"has_weights_scale": True, "has_scales": False}
-    feeding = {"has_scales": False}
+    ffn_args = {"has_scales": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - it is plain
@@ -93,7 +93,7 @@ class Mellum(Transformer):
 
     name = "mellum"
     windows = {"period": _PERIOD}
-    mixing = {"has_head_norms": True}
+    attention_args = {"has_head_norms": True}
     experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
 
     @classmethod
@@ -105,10 +105,10 @@ class Afmoe(Transformer):
     """Trinity: gated attention, normed heads, norms before and after all; layers that see everything have no rope."""
 
     name = "afmoe"
-    mixing = {"has_head_norms": True, "has_post_norm": True}
-    feeding = {"has_scales": False, "has_post_norm": True}
+    attention_args = {"has_head_norms": True, "has_post_norm": True}
+    ffn_args = {"has_scales": False, "has_post_norm": True}
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": False, "has_post_norm": True}
-    beginning = {"scale": lambda decoder: math.sqrt(decoder.n_embd)}
+    embedding_args = {"scale": lambda decoder: math.sqrt(decoder.n_embd)}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -118,7 +118,7 @@ class Afmoe(Transformer):
         turned = rope if (layer + 1) % _PERIOD else None
         if window is not None and turned is not None:
             turned = decoder.rope(base=local_base(decoder))
-        attention = decoder.attention(layer, turned, window=window, gate=gate, **cls.mixing)
+        attention = decoder.attention(layer, turned, window=window, gate=gate, **cls.attention_args)
         return Layer(attention, cls.feed_forward(decoder, layer))
 
 
@@ -127,16 +127,16 @@ class Laguna(Transformer):
 
     name = "laguna"
     windows = {"period": _PERIOD, "is_first": True}
-    mixing = {"has_head_norms": True, "gate_kind": GateKind.SOFTPLUS}
+    attention_args = {"has_head_norms": True, "gate_kind": GateKind.SOFTPLUS}
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": False}
-    feeding = {"has_scales": False}
+    ffn_args = {"has_scales": False}
 
     @classmethod
     def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
         return Rope(plain(local_size(decoder), local_base(decoder)))
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         name = f"blk.{layer}.attn_gate"
         n_gates = decoder.file.tensor(f"{name}.weight").shape[0]
         if n_gates != decoder.n_heads[layer]:
@@ -148,10 +148,10 @@ class Maple(Transformer):
     """Normed heads; layers with a window have rope and the others none; experts' hidden values are limited."""
 
     name = "maple"
-    rotary = None
+    rope_args = None
     local_rotary = {"base": local_base, "n_rot": local_size}
     windows = {"period": None, "is_required": True}
-    mixing = {"has_head_norms": True}
+    attention_args = {"has_head_norms": True}
     experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False, "limit": expert_limit}
 
 
@@ -160,7 +160,7 @@ class Mimo2(Transformer):
 
     name = "mimo2"
     experts = {"has_scales": False, "gating": Gating.SIGMOID, "is_normalised": True}
-    feeding = {"has_scales": False}
+    ffn_args = {"has_scales": False}
     nextn_hidden = "layer"
 
     @classmethod
@@ -181,8 +181,8 @@ class Grok(Transformer):
 
     name = "grok"
     experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True}
-    beginning = {"scale": lambda decoder: decoder.keys.positive("embedding_scale", 78.38367176906169)}
-    ending = {
+    embedding_args = {"scale": lambda decoder: decoder.keys.positive("embedding_scale", 78.38367176906169)}
+    output_args = {
         "scale": lambda decoder: decoder.keys.number("logit_scale", 0.5773502691896257),
         "softcap": lambda decoder: decoder.keys.number("final_logit_softcapping", 0.0) or None,
     }
@@ -210,6 +210,6 @@ class Dbrx(Transformer):
     """Layer norms, of which the second has another name; queries, keys and values may be clamped."""
 
     name = "dbrx"
-    reading = {"norm": NormKind.LAYER}
-    mixing = {"clamp": lambda decoder, _: decoder.keys.number("attention.clamp_kqv", 0.0) or None}
+    decoder_args = {"norm": NormKind.LAYER}
+    attention_args = {"clamp": lambda decoder, _: decoder.keys.number("attention.clamp_kqv", 0.0) or None}
     experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True, "norm": "attn_output_norm"}

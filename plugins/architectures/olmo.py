@@ -11,9 +11,9 @@ class Olmo(Transformer):
     """Layer norms without weights; queries, keys and values may be clamped."""
 
     name = "olmo"
-    reading = {"norm": NormKind.LAYER}
-    rotary = {"is_interleaved": True}
-    ending = {"norm": Decoder.plain_norm}
+    decoder_args = {"norm": NormKind.LAYER}
+    rope_args = {"is_interleaved": True}
+    output_args = {"norm": Decoder.plain_norm}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -27,8 +27,8 @@ class Olmo2(Transformer):
 
     name = "olmo2"
     windows = {"period": 4}
-    mixing = {"norm": None, "has_joint_norms": True, "has_post_norm": True}
-    feeding = {"norm": None, "has_post_norm": True, "has_scales": False}
+    attention_args = {"norm": None, "has_joint_norms": True, "has_post_norm": True}
+    ffn_args = {"norm": None, "has_post_norm": True, "has_scales": False}
 
     @classmethod
     def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
@@ -39,14 +39,14 @@ class OpenElm(Transformer):
     """Normed heads; how many differs by layer."""
 
     name = "openelm"
-    mixing = {"has_head_norms": True, "has_scales": False}
-    feeding = {"has_scales": False}
-    ending = {"is_tied": True}
+    attention_args = {"has_head_norms": True, "has_scales": False}
+    ffn_args = {"has_scales": False}
+    output_args = {"is_tied": True}
 
 
 class Olmoe(Transformer):
     """Queries and keys are normed over all heads, before attention; experts."""
 
     name = "olmoe"
-    mixing = {"has_joint_norms": True}
+    attention_args = {"has_joint_norms": True}
     experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}

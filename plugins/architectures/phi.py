@@ -10,16 +10,16 @@ class Phi2(Transformer):
     """Attention and feed-forward see one layer norm of the same input; no gates, biases everywhere."""
 
     name = "phi2"
-    reading = {"norm": NormKind.LAYER}
-    feeding = {"activation": Activation.GELU_HALF, "gate": None, "norm": "attn_norm", "has_scales": False, "is_parallel": True}
+    decoder_args = {"norm": NormKind.LAYER}
+    ffn_args = {"activation": Activation.GELU_HALF, "gate": None, "norm": "attn_norm", "has_scales": False, "is_parallel": True}
 
 
 class Phi3(Transformer):
     """Fused matrices and LongRoPE. It attends to everything without regard to its window, as in llama.cpp."""
 
     name = "phi3"
-    rotary = {"has_factors": True}
-    feeding = {"gate": "fused", "has_scales": False}
+    rope_args = {"has_factors": True}
+    ffn_args = {"gate": "fused", "has_scales": False}
 
 
 class PhiMoe(Phi3):

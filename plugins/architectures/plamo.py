@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import LinearRecurrence, Mamba, Norm, Rows
+from augury.blocks import LinearRecurrence, Mamba, Norm, RowSelection
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import own_local_base
 from augury.plugins.architectures.state_space import convolution
@@ -31,11 +31,11 @@ def _mamba(decoder: Decoder, layer: int) -> Mamba:
     rank, size = max(_LEAST_RANK, n_embd // 16), n_inner // n_heads
     fused = rank + 2 * n_state
     gate, value = (
-        decoder.linear(f"{at}.ssm_in", n_embd, n_inner, rows=Rows(first, size, 2 * size, 2 * n_inner), has_scale=False)
+        decoder.linear(f"{at}.ssm_in", n_embd, n_inner, rows=RowSelection(first, size, 2 * size, 2 * n_inner), has_scale=False)
         for first in (0, size)
     )
     key, query, t = (
-        decoder.linear(f"{at}.ssm_x", n_inner, n, rows=Rows(first, n, fused, fused), has_scale=False)
+        decoder.linear(f"{at}.ssm_x", n_inner, n, rows=RowSelection(first, n, fused, fused), has_scale=False)
         for first, n in ((0, n_state), (n_state, n_state), (2 * n_state, rank))
     )
     return Mamba(
@@ -62,20 +62,24 @@ class Plamo(Transformer):
     """Attention and feed-forward see one norm of the same input."""
 
     name = "plamo"
-    feeding = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
+    ffn_args = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
 
 
 class Plamo2(Transformer):
     """Mamba with decays by head, and attention with normed heads in layers that have key heads; norms before and after."""
 
     name = "plamo2"
-    reading = {"least": 0}
-    mixing = {"scale": lambda decoder, _: 1.0 / math.sqrt(decoder.value_dim), "has_scales": False, "has_output_bias": False}
+    decoder_args = {"least": 0}
+    attention_args = {
+        "scale": lambda decoder, _: 1.0 / math.sqrt(decoder.value_dim),
+        "has_scales": False,
+        "has_output_bias": False,
+    }
     without_heads = _mamba
-    feeding = {"gate": "fused", "has_scales": False, "has_biases": False, "post_norm": _after_feed_forward}
+    ffn_args = {"gate": "fused", "has_scales": False, "has_biases": False, "post_norm": _after_feed_forward}
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         return {**own_norms(decoder, layer), "post_norm": _after_mixer(decoder, layer)}
 
 
@@ -85,5 +89,5 @@ class Plamo3(Transformer):
     name = "plamo3"
     local_rotary = {"base": own_local_base, "is_scaled": False}
     windows = {"period": 8}
-    mixing = {"has_head_norms": True, "has_scales": False, "post_norm": _after_mixer}
-    feeding = {"gate": "fused", "has_scales": False, "post_norm": _after_feed_forward}
+    attention_args = {"has_head_norms": True, "has_scales": False, "post_norm": _after_mixer}
+    ffn_args = {"gate": "fused", "has_scales": False, "post_norm": _after_feed_forward}

@@ -10,40 +10,40 @@ class Qwen(Transformer):
     """As Qwen2; its files state twice the size of the feed-forward."""
 
     name = "qwen"
-    feeding = {"has_scales": False, "n_ff": lambda decoder, layer: decoder.n_ff[layer] // 2}
+    ffn_args = {"has_scales": False, "n_ff": lambda decoder, layer: decoder.n_ff[layer] // 2}
 
 
 class Qwen2(Transformer):
     """Pre-norm attention with biased q, k and v, gated feed-forward."""
 
     name = "qwen2"
-    feeding = {"has_scales": False}
+    ffn_args = {"has_scales": False}
 
 
 class Qwen2VL(Transformer):
     """As Qwen2, with positions on the axes of an image; texts have one."""
 
     name = "qwen2vl"
-    reading = {"least_eps": 1e-30}  # llama.cpp reads none, and writes 0
-    rotary = {"sections": "blocks"}
-    feeding = {"has_scales": False}
-    ending = {"has_bias": False}
+    decoder_args = {"least_eps": 1e-30}  # llama.cpp reads none, and writes 0
+    rope_args = {"sections": "blocks"}
+    ffn_args = {"has_scales": False}
+    output_args = {"has_bias": False}
 
 
 class Qwen3(Transformer):
     """Pre-norm attention with normed query and key heads, gated feed-forward."""
 
     name = "qwen3"
-    mixing = {"has_head_norms": True}
+    attention_args = {"has_head_norms": True}
 
 
 class Qwen3VL(Transformer):
     """As Qwen3, with positions on the axes of an image; texts have one."""
 
     name = "qwen3vl"
-    rotary = {"sections": "turns"}
-    mixing = {"has_head_norms": True}
-    feeding = {"has_scales": False}
+    rope_args = {"sections": "turns"}
+    attention_args = {"has_head_norms": True}
+    ffn_args = {"has_scales": False}
 
 
 class Qwen3TTS(Qwen3VL):

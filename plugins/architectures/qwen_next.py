@@ -15,7 +15,7 @@ from augury.blocks import (
     LinearRecurrence,
     Norm,
     Rope,
-    Rows,
+    RowSelection,
 )
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.state_space import convolution
@@ -33,9 +33,9 @@ class Qwen35(Transformer):
     """
 
     name = "qwen35"
-    reading = {"least": 0, "may_have_experts": True}
-    rotary = {"sections": "turns"}
-    feeding = {"norm": "post_attention_norm", "has_biases": False}
+    decoder_args = {"least": 0, "may_have_experts": True}
+    rope_args = {"sections": "turns"}
+    ffn_args = {"norm": "post_attention_norm", "has_biases": False}
     nextn_hidden = "output"
     is_tiled: ClassVar[bool] = True
     marks: ClassVar[Mapping[str, Any]] = {"has_bias": False}
@@ -99,7 +99,7 @@ class Qwen3Next(Qwen35Moe):
     """Mixtures, whose alphas and betas are rows of one matrix, in turns by key."""
 
     name = "qwen3next"
-    rotary = {}
+    rope_args = {}
     is_tiled = False
     marks = {"has_bias": False, "has_scale": False}
 
@@ -107,7 +107,9 @@ class Qwen3Next(Qwen35Moe):
     def alpha_and_beta(cls, decoder: Decoder, layer: int, heads: LinearRecurrence) -> tuple[Linear, Linear]:
         n, size = heads.n_heads, heads.n_heads // heads.n_key_heads
         alpha, beta = (
-            decoder.linear(f"blk.{layer}.ssm_ba", decoder.n_embd, n, rows=Rows(first, size, 2 * size, 2 * n), **cls.marks)
+            decoder.linear(
+                f"blk.{layer}.ssm_ba", decoder.n_embd, n, rows=RowSelection(first, size, 2 * size, 2 * n), **cls.marks
+            )
             for first in (size, 0)
         )
         return alpha, beta
@@ -118,7 +120,9 @@ def gated_attention(decoder: Decoder, layer: int, rope: Rope | None, norm: Norm 
     n_embd, size, at = decoder.n_embd, decoder.head_dim, f"blk.{layer}"
     n_heads, n_kv_heads = decoder.n_heads[layer], decoder.n_kv_heads[layer]
     n = n_heads * size
-    q, gate = (decoder.linear(f"{at}.attn_q", n_embd, n, rows=Rows(first, size, 2 * size, 2 * n)) for first in (0, size))
+    q, gate = (
+        decoder.linear(f"{at}.attn_q", n_embd, n, rows=RowSelection(first, size, 2 * size, 2 * n)) for first in (0, size)
+    )
     return Attention(
         norm=norm,
         q=q,

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.blocks import Activation, Gating, Layer, Linear, Norm, NormKind, PositionIndexer, Preparation, Rope
-from augury.lowering import Builder, Choice, Value
+from augury.lowering import Builder, PositionChoice, Value
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts
 from augury.plugins.architectures.latent import DeepSeek2, Mistral4, latent_attention
@@ -46,7 +46,7 @@ class Indexer(PositionIndexer):
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         return (("cache_type_k", 1, self.k.n_out),)
 
-    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> Choice:
+    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> PositionChoice:
         q, k, weights = made
         steps = (Preparation(rope=self.rope), Preparation(norm=self.k_norm, rope=self.rope))
         q, _ = build.prepare_heads((q, k), (self.k.n_out,) * 2, steps, (None, cache))
@@ -78,7 +78,7 @@ class BlockIndexer(PositionIndexer):
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         return (("cache_type_k", 1, self.k.n_out),)
 
-    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> Choice:
+    def choose(self, build: Builder, made: Sequence[Value], cache: int) -> PositionChoice:
         steps = tuple(Preparation(norm=norm, rope=self.rope) for norm in (self.q_norm, self.k_norm))
         q, _ = build.prepare_heads(made, (self.k.n_out,) * 2, steps, (None, cache))
         n_heads = self.q.n_out // self.k.n_out
@@ -104,10 +104,10 @@ class DeepSeek32(Mistral4):
 
     name = "deepseek32"
     experts = {"has_weights_scale": True}
-    feeding = {}
+    ffn_args = {}
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         return {"indexer": indexer(decoder, layer, attrs.evolve(cls.rope(decoder), is_interleaved=False))}
 
 
@@ -116,14 +116,14 @@ class GlmDsa(DeepSeek2):
 
     name = "glm-dsa"
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
-    feeding = {}
+    ffn_args = {}
 
     @classmethod
     def multiplier(cls, decoder: Decoder) -> float:  # noqa: ARG003 - as DeepSeek's
         return 0.0
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         is_shared = decoder.n_ctx_train >= _N_CTX_SHARED
         default = [not is_shared or each < 2 or (each - 2) % 4 == 0 for each in range(decoder.n_layers)]
         is_nextn, has_indexer = layer >= decoder.n_layers, f"blk.{layer}.indexer.proj.weight" in decoder.file.tensors
@@ -157,7 +157,7 @@ class Dots3Note(DeepSeek2):
 
     name = "dots3note"
     experts = {"has_weights_scale": True}
-    feeding = {}
+    ffn_args = {}
     nextn_hidden = None
 
     @classmethod
@@ -184,11 +184,11 @@ class MinimaxM3(Transformer):
 
     name = "minimax-m3"
     experts = {"activation": Activation.SWIGLU_OAI, "has_weights_scale": True, "has_scales": False}
-    feeding = {"activation": Activation.SWIGLU_OAI, "has_scales": False, "has_biases": False}
-    mixing = {"has_head_norms": True, "has_output_bias": False}
+    ffn_args = {"activation": Activation.SWIGLU_OAI, "has_scales": False, "has_biases": False}
+    attention_args = {"has_head_norms": True, "has_output_bias": False}
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         if not has_experts(decoder, layer):
             return {}
         keys, at = decoder.keys, f"blk.{layer}.indexer"

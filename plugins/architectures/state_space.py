@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.blocks import Convolution, LinearRecurrence, Mamba, Mamba2, Norm, Rows
+from augury.blocks import Convolution, LinearRecurrence, Mamba, Mamba2, Norm, RowSelection
 
 if TYPE_CHECKING:
     from augury.plugins.architectures.decoder import Decoder
@@ -47,7 +47,11 @@ def mamba(decoder: Decoder, layer: int) -> Mamba:
     keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
     n_inner, n_state, rank = keys.count("ssm.inner_size"), keys.count("ssm.state_size"), keys.count("ssm.time_step_rank")
     fused = rank + 2 * n_state
-    rows = (Rows(0, rank, fused, fused), Rows(rank, n_state, fused, fused), Rows(rank + n_state, n_state, fused, fused))
+    rows = (
+        RowSelection(0, rank, fused, fused),
+        RowSelection(rank, n_state, fused, fused),
+        RowSelection(rank + n_state, n_state, fused, fused),
+    )
     t, key, query = (decoder.linear(f"{at}.ssm_x", n_inner, each.size, rows=each, has_scale=False) for each in rows)
     names = [f"{at}.ssm_{name}_norm" for name in ("dt", "b", "c")]
     norms: list[Norm | None] = [None] * 3

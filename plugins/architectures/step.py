@@ -21,10 +21,10 @@ class Step35(Transformer):
     """Layers without a window turn half of the dimensions that the file states."""
 
     name = "step35"
-    reading = {"may_have_experts": True}
+    decoder_args = {"may_have_experts": True}
     local_rotary = {"base": own_local_base, "n_rot": local_size, "is_scaled": False}
     windows = {"period": None, "is_required": True, "has_nextn": True}
-    mixing = {"has_output_bias": False}
+    attention_args = {"has_output_bias": False}
     nextn_hidden = "layer"
 
     @classmethod
@@ -41,7 +41,7 @@ class Step35(Transformer):
         return attrs.evolve(rope, frequencies=rope.frequencies / factors)
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         at, tensors, parts = f"blk.{layer}", decoder.file.tensors, dict[str, Any]()
         for part in ("q_norm", "k_norm"):
             if f"{at}.attn_{part}.weight" in tensors:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from augury.blocks import Linear, Norm, NormKind, Part, Rows, Vector
+from augury.blocks import Linear, Norm, NormKind, Part, RowSelection, Vector
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
 from augury.plugins.architectures.keys import Keys
@@ -79,7 +79,7 @@ class Tensors:
             return [self.linear(f"{at}.{name}", self.n_embd, n, **marks) for name, n in zip(names, sizes, strict=True)]
         linears = []
         for i, n in enumerate(sizes):
-            rows = Rows(sum(sizes[:i]), n, total, total)
+            rows = RowSelection(sum(sizes[:i]), n, total, total)
             linear = self.linear(f"{at}.{fused}", self.n_embd, n, rows=rows, **marks)
             own = f"{self.prefix}{at}.{names[i]}.bias" if names else ""
             if linear.bias is None and own in tensors:
@@ -98,7 +98,7 @@ class Tensors:
         scales_bias: bool = False,
         has_bias: bool = True,
         factor: float = 1.0,
-        rows: Rows | None = None,
+        rows: RowSelection | None = None,
     ) -> Linear:
         """The product with `name`.weight, with `name`.bias and `name`.scale where the file has them.
 

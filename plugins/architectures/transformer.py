@@ -32,16 +32,16 @@ class Transformer(Architecture):
         nextn_hidden: The hidden state that its layers for further tokens read, see `NextnLayer`; None: it does without them.
     """
 
-    reading: ClassVar[Mapping[str, Any]] = {}
-    rotary: ClassVar[Mapping[str, Any] | None] = {}
+    decoder_args: ClassVar[Mapping[str, Any]] = {}
+    rope_args: ClassVar[Mapping[str, Any] | None] = {}
     local_rotary: ClassVar[Mapping[str, Any] | None] = None
     windows: ClassVar[Mapping[str, Any] | None] = None
-    mixing: ClassVar[Mapping[str, Any]] = {}
+    attention_args: ClassVar[Mapping[str, Any]] = {}
     without_heads: ClassVar[Callable[[Decoder, int], Block] | None] = None
-    feeding: ClassVar[Mapping[str, Any]] = {}
+    ffn_args: ClassVar[Mapping[str, Any]] = {}
     experts: ClassVar[Mapping[str, Any] | None] = None
-    beginning: ClassVar[Mapping[str, Any]] = {}
-    ending: ClassVar[Mapping[str, Any]] = {}
+    embedding_args: ClassVar[Mapping[str, Any]] = {}
+    output_args: ClassVar[Mapping[str, Any]] = {}
     nextn_hidden: ClassVar[Literal["output", "layer"] | None] = None
 
     @classmethod
@@ -56,12 +56,12 @@ class Transformer(Architecture):
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:
         """The sizes of a file."""
-        return Decoder(file, **{"may_have_experts": cls.experts is not None, **cls.reading})
+        return Decoder(file, **{"may_have_experts": cls.experts is not None, **cls.decoder_args})
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope | None:
         """The rotary positions of all layers."""
-        return None if cls.rotary is None else decoder.rope(**_of_file(cls.rotary, decoder))
+        return None if cls.rope_args is None else decoder.rope(**_of_file(cls.rope_args, decoder))
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -70,8 +70,12 @@ class Transformer(Architecture):
             return Layer(cls.without_heads(decoder, layer), cls.feed_forward(decoder, layer))
         window = None if cls.windows is None else decoder.windows(**cls.windows)[layer]
         turned = rope if window is None else cls.local_rope(decoder, rope)
-        mixing = {"window": window, **_of_file(cls.mixing, decoder, layer), **cls.mixing_of(decoder, layer)}
-        return Layer(decoder.attention(layer, turned, **mixing), cls.feed_forward(decoder, layer))
+        args = {
+            "window": window,
+            **_of_file(cls.attention_args, decoder, layer),
+            **cls.attention_args_of(decoder, layer),
+        }
+        return Layer(decoder.attention(layer, turned, **args), cls.feed_forward(decoder, layer))
 
     @classmethod
     def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope | None:
@@ -83,22 +87,22 @@ class Transformer(Architecture):
         """The feed-forward of a layer."""
         if cls.experts is not None and has_experts(decoder, layer):
             return mixture(decoder, layer, **_of_file(cls.experts, decoder, layer))
-        return decoder.feed_forward(layer, **_of_file(cls.feeding, decoder, layer))
+        return decoder.feed_forward(layer, **_of_file(cls.ffn_args, decoder, layer))
 
     @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - families read them
+    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - families read them
         """Further arguments of `Decoder.attention`."""
         return {}
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
         """The embedding's fields beside its weight."""
-        return _of_file(cls.beginning, decoder)
+        return _of_file(cls.embedding_args, decoder)
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
         """The last block."""
-        return decoder.output(**_of_file(cls.ending, decoder))
+        return decoder.output(**_of_file(cls.output_args, decoder))
 
 
 def _of_file(arguments: Mapping[str, Any], *given: Any) -> dict[str, Any]:

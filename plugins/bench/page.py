@@ -161,11 +161,11 @@ def _positions(drafter: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reliability(found: Reliability) -> dict[str, Any]:
-    """Whether chances are true: a chart for each drafter, all together first, and the worth of each ground."""
+    """Whether chances are true: a chart for each drafter, all together first, and the worth of each bucket."""
     names = list(found.steps)
     charts = [{"name": name} | _steps(found.steps[name]) for name in (names[1:] if len(names) == 2 else names)]
-    grounds = [(*key, prior, tally) for key, (prior, tally) in found.grounds.items()]
-    return {"charts": charts, "grounds": sorted(grounds, key=lambda ground: (ground[0], -ground[3].n))}
+    buckets = [(*key, prior, tally) for key, (prior, tally) in found.buckets.items()]
+    return {"charts": charts, "buckets": sorted(buckets, key=lambda bucket: (bucket[0], -bucket[3].n))}
 
 
 def _steps(tallies: Sequence[Tally]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The worth of proposals by their grounds, pooled over saved results: chances should begin with it.
+"""The worth of proposals by their buckets, pooled over saved results: chances should begin with it.
 
 `python -m augury.plugins.bench.priors FILE...`, each written by `augury bench --json`, prints Markdown tables. For each drafter
-and ground the first one has the number of tokens that were tried, how many were right, the share, and the chance that tokens
-begin with. Grounds that are not a drafter's own evidence have one chance for all drafters, and are pooled. The second one has
+and bucket the first one has the number of tokens that were tried, how many were right, the share, and the chance that tokens
+begin with. Buckets that are not a drafter's own evidence have one chance for all drafters, and are pooled. The second one has
 the effect of other proposals in a token's place: how many tokens were right, how many their own drafters' chances promised, the
 ratio, and the one that is begun with.
 """
@@ -23,24 +23,24 @@ from augury.errors import AuguryError
 
 _LEAST, _LEAST_RIGHT = 50, 10  # tokens: of fewer the share says too little
 _MOST = 0.99  # nothing is certain
-_GROUNDS = ["| drafter | ground | tokens | right | measured | begins with |", "|---|---|---|---|---|---|"]
+_BUCKETS = ["| drafter | bucket | tokens | right | measured | begins with |", "|---|---|---|---|---|---|"]
 AGREEMENT = ["| others | own chance | tokens | expected | right | measured | begins with |", "|---|---|---|---|---|---|---|"]
 _EVERYONE = "any"
 
 
 @frozen
 class GroundCounts:
-    """The fate of the tokens on one ground."""
+    """The fate of the tokens of one bucket."""
 
-    drafter: str  # "any" where a ground is not a drafter's own; of agreement its kind
-    ground: str
+    drafter: str  # "any" where a bucket is not a drafter's own; of agreement its kind
+    bucket: str
     prior: float
     n: int
     n_right: int
     expected: float | None = None  # of agreement: the sum of the chances that their own drafters gave them
 
     def __add__(self, more: GroundCounts) -> GroundCounts:
-        """Both, of one ground."""
+        """Both, of one bucket."""
         expected = None if self.expected is None or more.expected is None else self.expected + more.expected
         return evolve(self, n=self.n + more.n, n_right=self.n_right + more.n_right, expected=expected)
 
@@ -56,38 +56,38 @@ class GroundCounts:
 
 
 def pooled(results: Iterable[Mapping[str, Any]]) -> list[GroundCounts]:
-    """The counts of several results of `augury bench --json`, by drafter and ground, and those of agreement.
+    """The counts of several results of `augury bench --json`, by drafter and bucket, and those of agreement.
 
     Raises:
         KeyError: One has none.
     """
     found: dict[tuple[str, str], GroundCounts] = {}
     for each in (each for result in results for run in result["runs"] for each in _counts(run["reliability"])):
-        before = found.get((each.drafter, each.ground))
-        found[each.drafter, each.ground] = each if before is None else before + each
+        before = found.get((each.drafter, each.bucket))
+        found[each.drafter, each.bucket] = each if before is None else before + each
     return sorted(found.values(), key=_order)
 
 
 def _counts(reliability: Mapping[str, Any]) -> Iterator[GroundCounts]:
-    for drafter, grounds in reliability["grounds"].items():
-        for ground, counts in grounds.items():
-            yield GroundCounts(drafter if ground.startswith("evidence") else _EVERYONE, ground, **counts)
+    for drafter, buckets in reliability["buckets"].items():
+        for bucket, counts in buckets.items():
+            yield GroundCounts(drafter if bucket.startswith("evidence") else _EVERYONE, bucket, **counts)
     for name, counts in reliability["agreement"].items():
         kind, chance = name.split(", ")
         yield GroundCounts(kind, chance, **counts)
 
 
 def table_lines(found: Sequence[GroundCounts]) -> list[str]:
-    """As Markdown: one table of grounds, and one of agreement."""
-    grounds, agreement = _GROUNDS.copy(), AGREEMENT.copy()
+    """As Markdown: one table of buckets, and one of agreement."""
+    buckets, agreement = _BUCKETS.copy(), AGREEMENT.copy()
     for each in found:
         measured = "too few" if each.measured is None else f"{each.measured:g}"
         if each.expected is None:
-            grounds.append(f"| {each.drafter} | {each.ground} | {each.n} | {each.n_right} | {measured} | {each.prior:g} |")
+            buckets.append(f"| {each.drafter} | {each.bucket} | {each.n} | {each.n_right} | {measured} | {each.prior:g} |")
         else:
             counts = f"{each.n} | {each.expected:.2f} | {each.n_right}"
-            agreement.append(f"| {each.drafter} | {each.ground} | {counts} | {measured} | {each.prior:g} |")
-    return [*grounds, "", *agreement]
+            agreement.append(f"| {each.drafter} | {each.bucket} | {counts} | {measured} | {each.prior:g} |")
+    return [*buckets, "", *agreement]
 
 
 def main(paths: Sequence[str]) -> int:
@@ -108,14 +108,14 @@ def _read(path: str) -> Mapping[str, Any]:
         found: Mapping[str, Any] = json.loads(read_text(Path(path)))
         pooled([found])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise AuguryError(f"{path}: has no figures by ground; expected what augury bench --json printed of drafters") from None
+        raise AuguryError(f"{path}: has no figures by bucket; expected what augury bench --json printed of drafters") from None
     return found
 
 
 def _order(counts: GroundCounts) -> tuple[str, str, float]:
-    """By drafter, then by kind of ground, then by its number."""
-    (number,) = re.findall(r"[\d.]+", counts.ground)[:1] or ["0"]
-    return counts.drafter, counts.ground.partition(" ")[0], float(number)
+    """By drafter, then by kind of bucket, then by its number."""
+    (number,) = re.findall(r"[\d.]+", counts.bucket)[:1] or ["0"]
+    return counts.drafter, counts.bucket.partition(" ")[0], float(number)
 
 
 if __name__ == "__main__":

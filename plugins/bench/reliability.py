@@ -1,4 +1,4 @@
-"""Whether chances are true: of the tokens that were proposed with a chance, how many were right, by chance and by ground.
+"""Whether chances are true: of the tokens that were proposed with a chance, how many were right, by chance and by bucket.
 
 A token counts where all before it was right, for each drafter that proposed it and once for all together. The chance is that of
 the planner, after the effect of other drafters' proposals; to measure that effect, it is that of the token's own drafters.
@@ -72,56 +72,56 @@ class Reliability:
 
     Attributes:
         steps: By drafter, and of all together first: a tally for each tenth of chances.
-        grounds: By drafter and ground: the chance that tokens proposed on it have before any was seen, and a tally.
+        buckets: By drafter and bucket: the chance that tokens proposed on it have before any was seen, and a tally.
         agreement: By what others propose in a token's place and its own drafters' chance: the ratio of right tokens to expected
             ones that is taken before any was seen, and a tally, which expects what that chance promises.
     """
 
     steps: Mapping[str, Sequence[Tally]] = Factory(dict)
-    grounds: Mapping[tuple[str, str], tuple[float, Tally]] = Factory(dict)
+    buckets: Mapping[tuple[str, str], tuple[float, Tally]] = Factory(dict)
     agreement: Mapping[str, tuple[float, Tally]] = Factory(dict)
 
     @classmethod
     def of(cls, trials: Iterable[Trial]) -> Reliability:
         """Count trials."""
         steps: dict[str, list[Tally]] = {}
-        grounds: dict[tuple[str, str], tuple[float, Tally]] = {}
+        buckets: dict[tuple[str, str], tuple[float, Tally]] = {}
         agreement: dict[str, tuple[float, Tally]] = {}
         for trial in trials:
             step, one = min(int(N_STEPS * trial.chance), N_STEPS - 1), Tally(1, trial.chance, int(trial.is_right))
-            for name in (TOGETHER, *trial.grounds):
+            for name in (TOGETHER, *trial.buckets):
                 steps.setdefault(name, [Tally()] * N_STEPS)[step] += one
-            for name, ground in trial.grounds.items():
-                _add(grounds, (name, ground.name), ground.prior, one)
+            for name, bucket in trial.buckets.items():
+                _add(buckets, (name, bucket.name), bucket.prior, one)
             if trial.agreement is not None:
                 own = Tally(1, trial.own_chance, int(trial.is_right))
                 _add(agreement, trial.agreement.name, trial.agreement.prior, own)
-        return cls(steps, grounds, agreement)
+        return cls(steps, buckets, agreement)
 
     @classmethod
     def pool(cls, parts: Iterable[Reliability]) -> Reliability:
         """Join counts."""
         steps: dict[str, Sequence[Tally]] = {}
-        grounds: dict[tuple[str, str], tuple[float, Tally]] = {}
+        buckets: dict[tuple[str, str], tuple[float, Tally]] = {}
         agreement: dict[str, tuple[float, Tally]] = {}
         for part in parts:
             for name, mine in part.steps.items():
                 before = steps.get(name, (Tally(),) * N_STEPS)
                 steps[name] = tuple(a + b for a, b in zip(before, mine, strict=True))
-            for key, (prior, tally) in part.grounds.items():
-                _add(grounds, key, prior, tally)
+            for key, (prior, tally) in part.buckets.items():
+                _add(buckets, key, prior, tally)
             for kind, (ratio, tally) in part.agreement.items():
                 _add(agreement, kind, ratio, tally)
-        return cls(steps, grounds, agreement)
+        return cls(steps, buckets, agreement)
 
     def as_json(self) -> dict[str, Any]:
         """As `augury bench --json` prints it: rows of tokens, the sum of their chances, and how many were right."""
-        grounds: dict[str, dict[str, Any]] = {}
-        for (drafter, ground), (prior, tally) in self.grounds.items():
-            grounds.setdefault(drafter, {})[ground] = {"prior": prior, "n": tally.n, "n_right": tally.n_right}
+        buckets: dict[str, dict[str, Any]] = {}
+        for (drafter, bucket), (prior, tally) in self.buckets.items():
+            buckets.setdefault(drafter, {})[bucket] = {"prior": prior, "n": tally.n, "n_right": tally.n_right}
         steps = {name: [[each.n, each.expected, each.n_right] for each in mine] for name, mine in self.steps.items()}
         agreement = {name: {"prior": ratio} | asdict(tally) for name, (ratio, tally) in self.agreement.items()}
-        return {"steps": steps, "grounds": grounds, "agreement": agreement}
+        return {"steps": steps, "buckets": buckets, "agreement": agreement}
 
 
 def _add(found: dict[Key, tuple[float, Tally]], key: Key, prior: float, tally: Tally) -> None:

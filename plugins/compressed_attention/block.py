@@ -10,7 +10,7 @@ from augury.blocks import Block, Preparation
 
 if TYPE_CHECKING:
     from augury.blocks import Linear, Matrices, Norm, Rope, Vector
-    from augury.lowering import Builder, Choice, Value
+    from augury.lowering import Builder, PositionChoice, Value
     from augury.plugins.pooling import PoolIndexer, Pooling
 
 
@@ -79,7 +79,7 @@ class CompressedAttention(Block):
         (y,) = build.prepare_heads([y], [size], [Preparation(rope=evolve(self.rope, frequencies=-self.rope.frequencies))])
         build.add_product(build.multiply_heads(y, self.groups), self.o, "attention's output")
 
-    def _choice(self, build: Builder, size: int, compared: list[Value]) -> Choice:
+    def _choice(self, build: Builder, size: int, compared: list[Value]) -> PositionChoice:
         """The last tokens, and the blocks that take part."""
         if self.indexer is None:
             return build.choose_all(size, self.window)

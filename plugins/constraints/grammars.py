@@ -188,7 +188,7 @@ class ChoiceOptions:
     texts: str = option("yes|no", help="the texts, with | between them, or as a JSON list")
 
 
-class Choice(Guided):
+class ChoiceConstraint(Guided):
     """One of several texts, with | between them."""
 
     name = "choice"
@@ -216,4 +216,4 @@ class Choice(Guided):
 @hookimpl
 def augury_constraints() -> list[type[Constraint]]:
     """Offer them all."""
-    return [JsonSchema, Regex, Grammar, Choice]
+    return [JsonSchema, Regex, Grammar, ChoiceConstraint]

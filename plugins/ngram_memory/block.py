@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.blocks import Block, Preparation
-from augury.lowering import KeptRows, Operation, Value
+from augury.lowering import CachedRows, Operation, Value
 
 if TYPE_CHECKING:
     from augury.blocks import Convolution, Linear, Norm
@@ -71,7 +71,7 @@ def gate_streams(
 class LookUpNgrams(Operation):
     """out = the rows of a table that heads look up by the last tokens, side by side."""
 
-    tokens: KeptRows  # ids
+    tokens: CachedRows  # ids
     table: Linear  # P → rows
     multipliers: tuple[int, ...]  # by how far back a token is
     first: tuple[int, ...]  # by head
@@ -151,7 +151,7 @@ class NgramMemory(Block):
         x = build.normalize(build.x, None)
         build.prepare_heads([build.read_tokens()], [1], [Preparation()], [0])
         rows, streams = Value(self.key.n_in), (Value(x.width), Value(x.width))
-        build.write(LookUpNgrams(KeptRows(0, 1), self.table, self.multipliers, self.first, self.size, self.eos, rows))
+        build.write(LookUpNgrams(CachedRows(0, 1), self.table, self.multipliers, self.first, self.size, self.eos, rows))
         keys, values = build.multiply(rows, self.key, self.value, purpose="keys and values of n-grams")
         given, normed = build.write(GateStreams(x, keys, values, self.key_norm, self.query_norm, self.conv_norm, streams))
         build.add(build.add_weighed(given, build.convolve([normed], [self.conv], [0], has_silu=True)))

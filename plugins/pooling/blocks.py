@@ -9,11 +9,11 @@ import numpy as np
 from attrs import frozen
 
 from augury.blocks import HasParts, PositionIndexer, Preparation
-from augury.lowering import KeptRows, Operation, Value
+from augury.lowering import CachedRows, Operation, Value
 
 if TYPE_CHECKING:
     from augury.blocks import Linear, Norm, Rope, Vector
-    from augury.lowering import Builder, Choice
+    from augury.lowering import Builder, PositionChoice
 
 _ROOM = "augury.plugins.pooling"
 
@@ -53,7 +53,7 @@ class Pooling(HasParts):
     def pool(self, build: Builder, made: Sequence[Value], cache: int) -> None:
         """Write operations that pool products of its `linears`; its caches are those of the block from place `cache` on."""
         values, weights = made[0], made[1] if self.weights is not None else None
-        kept = KeptRows(cache, self.values.n_out * len(made))
+        kept = CachedRows(cache, self.values.n_out * len(made))
         build.write(KeepToPool(build.normalize(values, self.value_norm), weights, self.places, self.size, kept))
         row = build.write(Pool(kept, self.size, weights is not None, self.overlaps, Value(self.width)))
         steps = Preparation(norm=self.norm, rope=self.rope, lag=self.size - 1)
@@ -82,7 +82,7 @@ class PoolIndexer(PositionIndexer):
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         return self.keys.cached("f32")
 
-    def choose(self, build: Builder, made: Sequence[Value], cache: int, *, window: int | None = None) -> Choice:
+    def choose(self, build: Builder, made: Sequence[Value], cache: int, *, window: int | None = None) -> PositionChoice:
         """See `PositionIndexer.choose`; with a window the choice has the last so many positions, and blocks' pooled rows."""
         q, *others = made
         n_pooled = len(self.keys.linears)
@@ -128,7 +128,7 @@ class KeepToPool(Operation):
     weights: Value | None
     places: Vector | None  # (size, values)
     size: int  # of a block
-    rows: KeptRows  # values, then weights
+    rows: CachedRows  # values, then weights
 
     kernels: ClassVar[Mapping[str, Any]] = {
         "reference": keep_to_pool,
@@ -150,7 +150,7 @@ class KeepToPool(Operation):
 class Pool(Operation):
     """out = the row that the block of `size` positions is pooled to which a token ends, see `Pooling`; 0 where it ends none."""
 
-    rows: KeptRows
+    rows: CachedRows
     size: int
     has_weights: bool
     overlaps: bool

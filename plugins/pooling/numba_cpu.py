@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from augury.backends.numba_cpu.operations import OperationEmitter, Placed, Rows, Tape, Work
+from augury.backends.numba_cpu.operations import OperationEmitter, Placed, Tape, ThreadRows, Work
 from augury.errors import UnsupportedError
 from augury.plugins.pooling.blocks import KeepToPool, Pool
 from augury.plugins.pooling.kernels.numba_cpu import keep_to_pool, pool, scratch_bytes
@@ -24,7 +24,7 @@ class KeepToPoolEmitter(OperationEmitter[KeepToPool]):
 
     def emit(self, tape: Tape) -> None:
         operation, kept = self.operation, self.scope.cache(self.operation.rows.cache).rows
-        weights = Rows(0, 0) if operation.weights is None else self.placed.at(operation.weights)
+        weights = ThreadRows(0, 0) if operation.weights is None else self.placed.at(operation.weights)
         tape.add(
             Work("keeping rows to pool"),
             keep_to_pool,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.operations import Rows, Tape, Work, row_bytes
+from augury.backends.numba_cpu.operations import Tape, ThreadRows, Work, row_bytes
 from augury.blocks import Linear, Norm
 from augury.lowering import ConnectionEmitter
 from augury.plugins.residual_streams import AttentionResidual, GatedHyperConnection, HyperConnection
@@ -34,7 +34,9 @@ class AttentionResidualEmitter(ConnectionEmitter):
         if norm is not None:
             tape.norm_x(None)
             tape.seen = seen = tape.space.named("mixed", self.size)
-            rows = np.array([(each.address, each.width, each.apart) for each in (*tape.aside, x)], np.int64)  # `StridedRows`
+            rows = np.array(
+                [(each.address, each.width, each.thread_stride) for each in (*tape.aside, x)], np.int64
+            )  # `StridedRows`
             streams = {"streams": tape.arena.keep(rows, "scratch"), "n_streams": len(rows)}
             tape.add_by_rows(
                 "mixing streams", kernels.mix_rows, **streams, size=self.size, norm=tape.weights.norm(norm), out=seen
@@ -43,7 +45,7 @@ class AttentionResidualEmitter(ConnectionEmitter):
             self._begin(tape, tape.space.named(f"stream {len(tape.aside)}", self.size))
 
     @staticmethod
-    def _begin(tape: Tape, aside: Rows) -> None:
+    def _begin(tape: Tape, aside: ThreadRows) -> None:
         """Put x aside, which begins anew with the rows that are added next."""
         x = tape.space.x
         tape.norm_x(None)
@@ -69,13 +71,13 @@ class _Emitter(ConnectionEmitter):
     def _n_weights(self) -> int:
         return -(-self.n_streams * (2 + self.n_streams) // 16) * 16
 
-    def _weights(self, tape: Tape) -> Rows:
+    def _weights(self, tape: Tape) -> ThreadRows:
         return tape.space.named("weights of streams", self._n_weights)
 
     def _streams(self, tape: Tape) -> dict[str, Any]:
         return {"streams": tape.streams, "n_streams": self.n_streams, "size": self.size}
 
-    def _normed(self, tape: Tape, norm: Norm, n_parts: int) -> Rows:
+    def _normed(self, tape: Tape, norm: Norm, n_parts: int) -> ThreadRows:
         normed = tape.space.named("normed streams", self.n_streams * self.size)
         parts = {"n_parts": n_parts, "size": norm.size, "norm": tape.weights.norm(norm)}
         tape.add_by_rows("norm", kernels.norm_streams, x=tape.streams, out=normed, **parts)
@@ -92,7 +94,7 @@ class _Emitter(ConnectionEmitter):
         """See `WeighStreams.numbers`: where nothing else is said, a weight is twice a sigmoid."""
         return np.repeat(np.array([[1.0], [0.0], [2.0], [0.0]], np.float32), self._n_weights, axis=1)
 
-    def _read(self, tape: Tape, weights: Rows) -> None:
+    def _read(self, tape: Tape, weights: ThreadRows) -> None:
         places = {**self._streams(tape), "weights": weights, "x": tape.space.x}
         tape.add_by_rows("reading streams", kernels.read_streams, **places)
 
@@ -149,7 +151,7 @@ class GatedHyperConnectionEmitter(_Emitter):
         tape.multiply("connections", normed, [(down, low), *written])
         x_low = tape.products("low streams", down.n_out)
         tape.add(Work("activation"), kernels.silu_rows, x=x_low, y=bent, size=down.n_out)
-        tape.multiply("connections", Rows(bent, down.n_out), [(up, gates)])
+        tape.multiply("connections", ThreadRows(bent, down.n_out), [(up, gates)])
         if inject is not None:
             self._weigh(tape, inject, self.n_streams)
         read = {**self._streams(tape), "streams": normed, "gates": tape.products("gates of streams", up.n_out)}
@@ -166,4 +168,4 @@ class StreamMeanEmitter(_Emitter):
 
     def read(self, tape: Tape) -> None:
         row = tape.arena.keep(np.full(16, 1 / self.n_streams, np.float32), "scratch")
-        self._read(tape, Rows(row, 0))
+        self._read(tape, ThreadRows(row, 0))

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
-from augury.backends.numba_cuda.operations import MAX_TOKENS, THREADS, Arguments, Gate, Rows, Tape, activate
+from augury.backends.numba_cuda.operations import MAX_TOKENS, THREADS, Arguments, DeviceRows, Gate, Tape, activate
 from augury.blocks import Activation, ModelPlan
 from augury.errors import UnsupportedError
 from augury.lowering import ConnectionEmitter
@@ -46,12 +46,12 @@ class AttentionResidualEmitter(ConnectionEmitter):
         tape.add_pending()
         if norm is not None:
             n = 1 + (x.at.offset - tape.buffers["x"].offset) // (4 * MAX_TOKENS * size)
-            tape.seen = Rows(tape.buffers[_SEEN], size)
+            tape.seen = DeviceRows(tape.buffers[_SEEN], size)
             arguments: Arguments = {"streams": tape.buffers["x"], "n": n, "size": size, "seen": tape.seen.at}
             arguments["norm"] = tape.weights.norm_arguments(norm)
             tape.launch(mix_streams, (tape.size.n_tokens,), THREADS, **arguments)
         if self.connection.begins:
-            tape.x = Rows(x.at.at(4 * MAX_TOKENS * size), size)
+            tape.x = DeviceRows(x.at.at(4 * MAX_TOKENS * size), size)
             tape.blend(tape.x, x, 0.0, 0.0)
 
 
@@ -68,7 +68,7 @@ class _Emitter(ConnectionEmitter):
         return {_SEEN: row * self.size, **weights, **Tape.operand_buffers(_NORMED, n * self.size)}
 
     def _read(self, tape: Tape, n_rounds: int = 0, **made: Any) -> None:
-        tape.seen = Rows(tape.buffers[_SEEN], self.size)
+        tape.seen = DeviceRows(tape.buffers[_SEEN], self.size)
         shared = ShareArgs(coefficients=tape.buffers[_COEFFICIENTS], weights=tape.buffers[_WEIGHTS], **made)
         places = {"streams": tape.streams.at, "seen": tape.seen.at, "y": tape.x.at, "shared": shared}
         sizes = {"n": self.n_streams, "size": self.size, "n_rounds": n_rounds}
@@ -90,7 +90,7 @@ class HyperConnectionEmitter(_Emitter):
         each, made, streams = self.connection, self.connection.coefficients, tape.streams
         normed = tape.operand(_NORMED, streams.width, [made])
         tape.put(streams, streams.width, normed, each.norm)
-        tape.multiply(normed, ((made, 0),), Rows(tape.buffers[_COEFFICIENTS], made.n_out))
+        tape.multiply(normed, ((made, 0),), DeviceRows(tape.buffers[_COEFFICIENTS], made.n_out))
         vectors = {"scales": tape.weights.vector(each.scales), "base": tape.weights.vector(each.base)}
         numbers = {"eps": each.eps, "post_scale": each.post_scale, "post_eps": each.post_eps}
         self._read(tape, max(each.n_rounds, 1), n_made=made.n_out, **vectors, **numbers)
@@ -116,14 +116,14 @@ class GatedHyperConnectionEmitter(_Emitter):
             tape.operand(_NORMED, streams.width, [each.down, *([] if inject is None else [inject])]), as_floats=True
         )
         tape.join([(streams, streams.width, each.norm)], normed)
-        low, coefficients = Rows(buffers[_LOW], each.down.n_out), Rows(buffers[_COEFFICIENTS], self.n_streams)
+        low, coefficients = DeviceRows(buffers[_LOW], each.down.n_out), DeviceRows(buffers[_COEFFICIENTS], self.n_streams)
         tape.multiply(normed, ((each.down, 0),), low)
         if inject is not None:
             tape.multiply(normed, ((inject, 0),), coefficients)
         bent = tape.operand(_LOW, low.width, [each.up])
         activate(tape, Gate(Activation.SILU), low, None, bent, low.width)
-        tape.multiply(bent, ((each.up, 0),), Rows(buffers[_GATES], streams.width))
-        tape.seen = Rows(buffers[_SEEN], self.size)
+        tape.multiply(bent, ((each.up, 0),), DeviceRows(buffers[_GATES], streams.width))
+        tape.seen = DeviceRows(buffers[_SEEN], self.size)
         places = {"streams": normed.floats, "gates": buffers[_GATES], "weights": buffers[_WEIGHTS], "seen": tape.seen.at}
         grid = (-(-self.size // STREAM_THREADS), tape.size.n_tokens)
         made: Arguments = {"injected": coefficients.at, "has_weights": inject is not None, "y": tape.x.at}

@@ -14,7 +14,7 @@ from augury.backends.numba_cpu.operations.by_row import _name
 from augury.blocks import Block, FeedForward, Vector
 from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.lowering import KeptRows, Operation, Value, source_key
+from augury.lowering import CachedRows, Operation, Value, source_key
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
@@ -66,7 +66,7 @@ def average(x, rows, out):
 @attrs.frozen(eq=False)
 class Average(Operation):
     x: Value
-    rows: KeptRows
+    rows: CachedRows
     out: Value
 
     kernels: ClassVar = {"reference": average, "numba-cpu": average}
@@ -87,7 +87,7 @@ class Averaging(Block):
 
     def lower(self, build):
         n = build.normalize(build.x, self.inner.norm)
-        (mean,) = build.write(Average(n, KeptRows(0, n.width), Value(n.width)))
+        (mean,) = build.write(Average(n, CachedRows(0, n.width), Value(n.width)))
         (up,) = build.multiply(mean, self.inner.up, purpose="up")
         build.add_product(up, self.inner.down, "down")
 
@@ -140,7 +140,7 @@ def test_an_operation_sees_what_earlier_tokens_of_its_sequence_have_kept():
 
 
 def test_a_field_that_a_row_cannot_be_computed_of_is_refused():
-    with pytest.raises(UnsupportedError, match="operation Average has a KeptRows; by rows numba-cpu takes values"):
+    with pytest.raises(UnsupportedError, match="operation Average has a CachedRows; by rows numba-cpu takes values"):
         script_rows(REGISTRY.backends["numba-cpu"], FILE, averaging())
     with pytest.raises(
         UnsupportedError, match="operation Named has a str; by rows numba-cpu takes values, vectors, and numbers"

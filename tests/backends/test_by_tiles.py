@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles.models import ORACLES, nmse, tiny_file
 from oracles.passes import joined, run_of
-from stand_in_tiles import STAND_IN
+from support.stand_in_tiles import STAND_IN
 
 from augury import Registry
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions

@@ -7,9 +7,9 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
 from oracles.models import nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
+from support.cpu_backends import cpu_backends
 
 from augury import Registry
 from augury.errors import UnsupportedError

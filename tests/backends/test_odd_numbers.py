@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
 from oracles.models import altered, tiny_file
 from oracles.passes import joined, run_of
+from support.cpu_backends import cpu_backends
 
 from augury import Registry
 from augury.files.gguf import ModelFile, Tensor, TensorType

@@ -9,10 +9,10 @@ from functools import cache
 import attrs
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
 from oracles.models import altered, nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
 from oracles.strangers import with_strangers
+from support.cpu_backends import cpu_backends
 
 from augury import Registry
 from augury.blocks import (
@@ -30,7 +30,7 @@ from augury.blocks import (
     Output,
     Projection,
     Rope,
-    Rows,
+    RowSelection,
     SecondStream,
     Temperature,
     Vector,
@@ -220,11 +220,11 @@ VARIANTS = {
     "gate by head": attention(gate=Linear("gates of heads", E, H)),
     "norm before o": attention(out_norm=Norm("norm mixed", H * DV, 1e-5)),
     "fused matrices": attention(
-        q=Linear("fused", E, H * D, "bias fused", rows=Rows(0, H * D, FUSED, FUSED)),
-        k=Linear("fused", E, G * D, "bias fused", scale=0.5, rows=Rows(H * D, G * D, FUSED, FUSED)),
-        v=Linear("fused", E, G * DV, "bias v", rows=Rows(2 * H * D, G * DV, FUSED, FUSED), has_own_bias=True),
+        q=Linear("fused", E, H * D, "bias fused", rows=RowSelection(0, H * D, FUSED, FUSED)),
+        k=Linear("fused", E, G * D, "bias fused", scale=0.5, rows=RowSelection(H * D, G * D, FUSED, FUSED)),
+        v=Linear("fused", E, G * DV, "bias v", rows=RowSelection(2 * H * D, G * DV, FUSED, FUSED), has_own_bias=True),
     ),
-    "interleaved matrices": attention(q=Linear("fused", E, H * D, "bias fused", rows=Rows(D, D, 3 * D, FUSED))),
+    "interleaved matrices": attention(q=Linear("fused", E, H * D, "bias fused", rows=RowSelection(D, D, 3 * D, FUSED))),
     "plain feed-forward": feed_forward(gate=None, activation=Activation.GELU),
     "divided feed-forward": feed_forward(gate=None, activation=Activation.RELU_SQUARED, divisors=Vector("divisors", F)),
     "limited feed-forward": feed_forward(limit=0.2),
@@ -302,7 +302,7 @@ VARIANTS = {
         PLAN,
         layers=tuple(
             attrs.evolve(LAYER, mixer=(stream, ATTENTION))
-            for stream in (SecondStream(first=Vector("norm e", E)), SecondStream(trades=True), SecondStream())
+            for stream in (SecondStream(first=Vector("norm e", E)), SecondStream(swaps=True), SecondStream())
         ),
     ),
     "positions": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, scale=0.3, positions=Linear("positions", E, N_CTX))),

@@ -7,10 +7,10 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
 from oracles.drafts import DRAFTS, draft_file
 from oracles.models import nmse, tiny_file, tiny_model, with_layers
 from oracles.passes import joined, run_of, tree_of
+from support.cpu_backends import cpu_backends
 
 from augury import Registry
 from augury.batch import Batch

@@ -3,9 +3,9 @@
 import attrs
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
 from oracles.models import nmse, tiny_file
 from oracles.passes import run_of
+from support.cpu_backends import cpu_backends
 
 from augury import Registry
 from augury.blocks import Block

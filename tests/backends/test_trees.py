@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-import stand_in_tiles  # noqa: F401 - one more instruction set
-from cpu_backends import cpu_backends
+import support.stand_in_tiles  # noqa: F401 - one more instruction set
 from hypothesis import given, settings, strategies as st
 from oracles.models import tiny_file
 from oracles.passes import joined, run_of, tree_of
+from support.cpu_backends import cpu_backends
 
 from augury import Registry
 from augury.backends.numba_cpu.kernels.isa import available_isas

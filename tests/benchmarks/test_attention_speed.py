@@ -8,7 +8,7 @@ from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES
 from augury.backends.numba_cpu.operations.attention import NO_LISTS
 from augury.backends.numba_cpu.packing import aligned
-from augury.backends.numba_cpu.tape import Rows
+from augury.backends.numba_cpu.tape import ThreadRows
 from augury.backends.numba_cpu.team import Team
 from augury.types import CACHE_TYPES
 
@@ -39,7 +39,7 @@ def test_attention(benchmark, kind, shape, n):
 
     layers = [
         attention_layer.AttentionLayer(
-            q=Rows(q.ctypes.data, n_heads * d),
+            q=ThreadRows(q.ctypes.data, n_heads * d),
             out=out.ctypes.data,
             d=d,
             dv=d,

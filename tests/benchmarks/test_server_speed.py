@@ -10,7 +10,7 @@ from time import perf_counter
 import httpx
 import numpy as np
 import pytest
-from servers import serving
+from support.servers import serving
 
 from augury import Engine
 

@@ -17,7 +17,7 @@ from augury.blocks import (
     Norm,
     Output,
     Rope,
-    Rows,
+    RowSelection,
 )
 from augury.errors import CapacityError, UnsupportedError
 from augury.types import ModelOptions
@@ -59,7 +59,7 @@ def test_a_connection_that_a_backend_does_not_know_is_refused(backend):
 
 
 def test_rows_of_a_fused_matrix_say_what_the_file_stores():
-    fused = Linear("qkv.weight", 8, 4, "qkv.bias", rows=Rows(4, 4, 12, 12))
+    fused = Linear("qkv.weight", 8, 4, "qkv.bias", rows=RowSelection(4, 4, 12, 12))
 
     assert fused.shapes == {"qkv.weight": (12, 8), "qkv.bias": (12,)}
     assert attrs.evolve(fused, bias="k.bias", has_own_bias=True).shapes == {"qkv.weight": (12, 8), "k.bias": (4,)}
@@ -86,7 +86,7 @@ def test_a_context_longer_than_the_learned_positions_is_refused():
 
 def test_rows_and_matrices_view_what_they_use_of_a_stored_tensor():
     stored = np.arange(24).reshape(12, 2)
-    assert np.array_equal(Rows(1, 2, 6, 12).of(stored), [stored[1:3], stored[7:9]])
+    assert np.array_equal(RowSelection(1, 2, 6, 12).of(stored), [stored[1:3], stored[7:9]])
     assert np.array_equal(Matrices("w", 2, 2, 3, first=1, n_stored=6).of(stored.reshape(-1)), [stored[1:4], stored[7:10]])
     turned = Matrices("w", 2, 3, 2, first=2, n_stored=6, is_transposed=True)
     assert np.array_equal(turned.of(stored), [stored[2:5], stored[8:11]])

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from more_toys import registry_with_toys
 from oracles.models import altered, tiny_file, tiny_model
+from support.more_toys import registry_with_toys
 
 from augury import Draft, Drafter, Engine, ModelFileError, OptionError, PluginError, UnsupportedError, hookimpl
 from augury.files.gguf_writer import gguf_file

@@ -29,9 +29,9 @@ from augury.lowering import (
     Add,
     AddWeighed,
     Builder,
+    CachedRows,
     Gate,
     Join,
-    KeptRows,
     LookUp,
     Multiply,
     Operation,
@@ -131,19 +131,19 @@ FLAWS = {
     "x of MultiplyHeads has 8 values, expected 9": lambda b, n: b.multiply_heads(n, Matrices("m", 3, 3, 2)),
     "queries of PrepareLatents has 8 values, expected 9": lambda b, n: latents(b, n, Matrices("keys", 3, 2, 6)),
     "the products of heads of PrepareLatents has 5 values, expected 6": lambda b, n: latents(b, n, Matrices("keys", 2, 3, 5)),
-    "what is kept of KeepToPool has 4 values, expected 8": lambda b, n: b.write(KeepToPool(n, None, None, 2, KeptRows(0, 4))),
+    "what is kept of KeepToPool has 4 values, expected 8": lambda b, n: b.write(KeepToPool(n, None, None, 2, CachedRows(0, 4))),
     "KeepToPool has cache 0 for rows of 8 floats, `cached` says ()": lambda b, n: b.write(
-        KeepToPool(n, None, None, 2, KeptRows(0, 8))
+        KeepToPool(n, None, None, 2, CachedRows(0, 8))
     ),
-    "what is kept of Pool has 8 values, expected 16": lambda b, n: b.write(Pool(KeptRows(0, 8), 2, True, False, Value(8))),
+    "what is kept of Pool has 8 values, expected 16": lambda b, n: b.write(Pool(CachedRows(0, 8), 2, True, False, Value(8))),
     "its operations keep rows of {0: 8} values by cache": lambda b, n: b.prepare_heads([n], [4], [Preparation()], [0]),
     "Normalize reads 8 values that nothing before it makes": lambda b, n: b.normalize(Value(8), NORM),
     "Normalize reads columns up to 9 of 8": lambda b, n: b.normalize(n.split(1, 8)[1], NORM),
     "Activate reads x as others may still add to it": lambda b, n: b.activate(b.x, Activation.SILU),
     "ScaleToLength writes over a norm of x": lambda b, n: b.scale_to_length(n, 4, 1e-6, 1, 1.0),
-    "other of GiveInputs has 1 values, expected 8": lambda b, n: b.give_inputs(n, b.constant([1.0]), 1.0, 1.0),
-    "x of output of GiveLogits has 8 values, expected 9": lambda b, n: b.give_logits(n, None, Linear("output", 9, 8)),
-    "the norm of x of GiveLogits has 4 values, expected 8": lambda b, n: b.give_logits(
+    "other of SetLayerInputs has 1 values, expected 8": lambda b, n: b.give_inputs(n, b.constant([1.0]), 1.0, 1.0),
+    "x of output of ComputeLogits has 8 values, expected 9": lambda b, n: b.give_logits(n, None, Linear("output", 9, 8)),
+    "the norm of x of ComputeLogits has 4 values, expected 8": lambda b, n: b.give_logits(
         b.x, Norm("norm", 4, 1e-5), Linear("output", 8, 9)
     ),
     "a row of table of LookUp has 9 values, expected 8": lambda b, n: b.write(
@@ -190,17 +190,17 @@ WRONG = {
     "keys of Attend is 0.0, expected a whole number": lambda b, n: b.attend(n, 0.0, 1, 2, 4, 1.0),
     "slopes of Attend is [0.5, 0.25], expected a tuple of": lambda b, n: b.attend(n, 0, 1, 2, 4, 1.0, slopes=[0.5, 0.25]),
     "choice of Attend is Value(": lambda b, n: b.attend(n, 0, 1, 2, 4, 1.0, choice=n),
-    "y of AddWeighed is Choice(": lambda b, n: b.write(AddWeighed(b.reuse_choice(), n, None, None, Value(1))),
+    "y of AddWeighed is PositionChoice(": lambda b, n: b.write(AddWeighed(b.reuse_choice(), n, None, None, Value(1))),
     "routes of FeedExperts is Value(": lambda b, n: b.feed_experts(n, n, EXPERTS),
     "x of Activate is Routes(": lambda b, n: b.activate(b.route(n, EXPERTS.router), Activation.SILU),
-    "whole of y of Add is Choice(": lambda b, n: b.add(b.reuse_choice().split(1)[0]),
+    "whole of y of Add is PositionChoice(": lambda b, n: b.add(b.reuse_choice().split(1)[0]),
     "frequencies of rope of steps of PrepareHeads is array([nan])": lambda b, n: b.prepare_heads(
         [n], [4], [Preparation(rope=Rope(np.array([np.nan])))]
     ),
     "weights of KeepToPool is 'rms', expected a Value or None": lambda b, n: b.write(
-        KeepToPool(n, "rms", None, 2, KeptRows(0, 8))
+        KeepToPool(n, "rms", None, 2, CachedRows(0, 8))
     ),
-    "rows of KeepToPool is 0, expected a KeptRows": lambda b, n: b.write(KeepToPool(n, None, None, 2, 0)),
+    "rows of KeepToPool is 0, expected a CachedRows": lambda b, n: b.write(KeepToPool(n, None, None, 2, 0)),
     "it writes 'add', expected an operation": lambda b, n: b.operations.append("add"),
     "Normalize reads columns up to 7 of 8, from -1 on": lambda b, n: b.normalize(Value(8, n, -1), NORM),
     "Normalize reads columns up to 0 of 8, from 0 on": lambda b, n: b.normalize(n.split(0, 8)[0], NORM),

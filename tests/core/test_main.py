@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import here, run
+from support.commands import here, run
 
 PROMPT = ["--prompt-tokens", "1,2"]
 # sends a signal to the process itself when it is about to import its n-th module

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import here
+from support.commands import here
 
 from augury.errors import CapacityError, ModelFileError
 from augury.memory_limit import lack_of_memory, n_bytes_of_machine, require_address_space

@@ -5,9 +5,9 @@ import json
 import attrs
 import numpy as np
 import pytest
-from drafter_specs import head_specs
 from oracles.drafts import agreeing, assistance
 from oracles.models import tiny_model
+from support.drafter_specs import head_specs
 
 from augury import Engine, Placement, Registry
 from augury.backends.reference.backend import Reference

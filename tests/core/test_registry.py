@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 from attrs import frozen
-from more_toys import ToyConstraint
+from support.more_toys import ToyConstraint
 
 from augury import testing
 from augury.errors import PluginError

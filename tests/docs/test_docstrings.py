@@ -2,7 +2,7 @@
 
 import ast
 
-from sources import SOURCES
+from support.sources import SOURCES
 
 
 def classes_of(path):

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from toys import toy_engine
+from support.toys import toy_engine
 
 PAGE = (Path(__file__).parents[2] / "docs/library.md").read_text()
 

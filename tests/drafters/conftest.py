@@ -1,5 +1,5 @@
 import pytest
-from head_rig import Rig
+from support.head_rig import Rig
 
 
 @pytest.fixture

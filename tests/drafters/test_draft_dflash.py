@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from head_rig import OPTIONS
 from oracles.drafts import draft_file
-from toys import as_history
+from support.head_rig import OPTIONS
+from support.toys import as_history
 
 from augury.interfaces import Ask, Pace
 from augury.types import Draft

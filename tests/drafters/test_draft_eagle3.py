@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from head_rig import OPTIONS, REGISTRY
-from more_toys import write_tiny_head
 from oracles.drafts import draft_file, runs
 from oracles.models import tiny_file, tiny_model
-from toys import as_history
+from support.head_rig import OPTIONS, REGISTRY
+from support.more_toys import write_tiny_head
+from support.toys import as_history
 
 from augury import Engine
 from augury.drafters.draft_eagle3 import DraftEagle3

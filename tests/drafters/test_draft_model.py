@@ -7,8 +7,8 @@ import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from more_toys import registry_with_toys
-from toys import as_history
+from support.more_toys import registry_with_toys
+from support.toys import as_history
 
 from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
 from augury.drafters.model.draft_runner import DraftRequest
@@ -594,7 +594,7 @@ def test_how_probable_tokens_are_is_told_where_it_was_computed():
 def test_a_draft_ends_after_the_token_that_makes_it_too_unlikely(n_candidates):
     reach = np.cumprod(wrote(p_min=1e-9).confidence)
     for n in range(1, 6):
-        found = wrote(least_reach=float(reach[n - 1]) * 1.001, n_candidates=n_candidates)
+        found = wrote(min_path_probability=float(reach[n - 1]) * 1.001, n_candidates=n_candidates)
         assert len(found.tokens) == n
         assert found.reach == pytest.approx(reach[n - 1])
 

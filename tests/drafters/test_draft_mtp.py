@@ -7,9 +7,9 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from head_rig import N_CTX, N_VOCAB, REGISTRY, Told
 from oracles.drafts import NEXTN, agreeing, assistance, draft_file, error, parted, runs, target_of
 from oracles.models import altered, tiny_file, tiny_model
+from support.head_rig import N_CTX, N_VOCAB, REGISTRY, Told
 
 from augury import Engine
 from augury.backends.reference import Reference

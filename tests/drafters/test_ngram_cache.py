@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings, strategies as st
 from oracles import ngram_caches
-from toys import as_history, drafted
+from support.toys import as_history, drafted
 
 from augury.drafters.ngram.counts import Followers, NgramCounts
 from augury.drafters.ngram.lookup_file import NgramCorpus, read_lookup, write_lookup

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 from oracles.ngram_maps import NaiveNgramMap
-from toys import as_history, drafted
+from support.toys import as_history, drafted
 
 from augury.drafters.ngram_map import NgramMapK, NgramMapK4v, NgramMapK4vOptions, NgramMapKOptions
 from augury.types import Verdict

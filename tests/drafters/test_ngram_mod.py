@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from oracles.ngram_pools import NaiveNgramMod
-from toys import as_history, drafted
+from support.toys import as_history, drafted
 
 from augury.drafters.ngram_mod import NgramMod, NgramModOptions
 from augury.loader import Shared

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from oracles.ngram_maps import simple_draft
-from toys import as_history, drafted
+from support.toys import as_history, drafted
 
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions
 from augury.types import Verdict

@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from oracles.models import tiny_model
-from toys import as_history, drafted
-from vocabularies import tiny
+from support.toys import as_history, drafted
+from support.vocabularies import tiny
 
 from augury import Engine
 from augury.drafters.prediction import Prediction, PredictionOptions

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from more_toys import registry_with_toys
-from toys import as_history
+from support.more_toys import registry_with_toys
+from support.toys import as_history
 
 from augury.drafters.recurrent_checkpoint import RecurrentCheckpoint, RecurrentCheckpointOptions
 from augury.engine.engine import Engine
@@ -156,4 +156,4 @@ def test_evidence_keeps_its_worth_whoever_gives_it():
         session = SimpleNamespace(drafters=lambda _, first=first: [Known((0.1, 0.2), first), Known((0.7, 0.8, 0.9), True)])
         wrapper = RecurrentCheckpoint(RecurrentCheckpointOptions(), session)
         draft = wrapper.draft(as_history([1]), 9)
-        assert [wrapper.evidence_chances[ground] for ground in draft.evidence] == worth
+        assert [wrapper.evidence_chances[bucket] for bucket in draft.evidence] == worth

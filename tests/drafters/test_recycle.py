@@ -28,10 +28,10 @@ def told(drafter, after, ids):
 
 
 def paths_of(draft, n_successors):
-    """The ranks that lead to each node of a draft, by its grounds, which are other ones for each rank here."""
+    """The ranks that lead to each node of a draft, by its buckets, which are other ones for each rank here."""
     paths = []
-    for parent, ground in zip(draft.above.tolist(), draft.evidence.tolist() if len(draft) else (), strict=True):
-        rank = ground if ground < len(TARGET_CHANCES) else ground - len(TARGET_CHANCES) + n_successors
+    for parent, bucket in zip(draft.above.tolist(), draft.evidence.tolist() if len(draft) else (), strict=True):
+        rank = bucket if bucket < len(TARGET_CHANCES) else bucket - len(TARGET_CHANCES) + n_successors
         paths.append((*paths[parent], rank) if parent >= 0 else (rank,))
     return paths
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
 from hypothesis import given, strategies as st
 from oracles.models import tiny_model
 from oracles.ngram_maps import simple_draft
-from toys import as_history, drafted
+from support.cpu_backends import cpu_backends
+from support.toys import as_history, drafted
 
 from augury import Engine, Registry
 from augury.drafters.self_spec import SelfSpec, SelfSpecOptions, augury_drafters

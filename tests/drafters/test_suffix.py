@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from oracles.models import tiny_model
 from oracles.suffixes import longest_match
-from toys import as_history, drafted
+from support.toys import as_history, drafted
 
 from augury.drafters.suffix import Suffix, SuffixOptions
 from augury.engine.engine import Engine
@@ -285,7 +285,7 @@ def test_where_more_of_the_ending_occurred_the_draft_goes_on_from_there(tmp_path
     assert slots.answer([1, 2, 3, 4, 7, 7, 1, 2, 3], [4], slot=1)[:1] == [7], "of equals its own"
 
 
-def test_what_a_corpus_says_has_grounds_of_its_own(tmp_path):
+def test_what_a_corpus_says_has_buckets_of_its_own(tmp_path):
     slots = Slots(tmp_path / "corpus", n_slots=2)
     for answer in ([3, 4, 5], [3, 4, 6], [3, 4, 6]):
         slots.answer([1, 2], answer)
@@ -294,7 +294,7 @@ def test_what_a_corpus_says_has_grounds_of_its_own(tmp_path):
     assert tuple(drafter.evidence_chances) == 2 * tuple(Suffix.evidence_chances)
     drafter.begin(as_history(text), 0)
     (found,) = drafter.draft_together([Ask(drafter, as_history(text), 16, pace=Pace(8))])
-    by_path = {tuple(path): int(ground) for path, ground in zip(paths(found), found.evidence, strict=True)}
+    by_path = {tuple(path): int(bucket) for path, bucket in zip(paths(found), found.evidence, strict=True)}
     assert by_path[6,] >= n, "from the corpus"
     assert by_path[9,] < n, "from its own text"
     assert n + 21 <= by_path[5,] < 2 * n, "a branch of the corpus"

@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 
 import attrs
 import numpy as np
-from head_rig import rounds
 from oracles.cuda_latents import error_of_latents
 from oracles.cuda_products import ExpertProducts, PassedLogits, Product
 from oracles.drafts import DRAFTS, NEXTN
 from oracles.models import ORACLES, expected, nmse, tiny_file
+from support.head_rig import rounds
 
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.choosing import KERNELS
@@ -153,9 +153,9 @@ def architectures():
             continue
         tokens = expected(name)[0][:12]
         for types in pairs if name in ("llama-dense", "gemma3-dense") else pairs[:1]:
-            case, how = f"{name} {'-'.join(types)}", {"n_ctx": 64, "types": types}
+            case, params = f"{name} {'-'.join(types)}", {"n_ctx": 64, "types": types}
             try:
-                model = load(file, n_slots=2, **how)
+                model = load(file, n_slots=2, **params)
                 found = model.forward(Batch.chain(tokens)).rows().copy()
                 one_by_one = [
                     model.forward(Batch.chain([token], slot=1, start=i)).rows().copy() for i, token in enumerate(tokens)
@@ -166,7 +166,7 @@ def architectures():
             except Exception as error:  # noqa: BLE001 - after a fault all others fail, too
                 wrong.append(f"{case}: {error!r}")
                 continue
-            right = load(file, "reference", **how).forward(Batch.chain(tokens)).rows()
+            right = load(file, "reference", **params).forward(Batch.chain(tokens)).rows()
             errors[case] = nmse(found, right)
     wrong += [f"{case}: {error} from the reference" for case, error in errors.items() if not error < NumbaCuda.tolerance]
     assert not wrong, "\n".join(wrong)
@@ -199,8 +199,8 @@ def _differing(found, right):
 def _where_they_differ(model, tokens):
     """After which of a model's layers tokens at once differ first from the same tokens one by one."""
 
-    def features(**how):
-        passed = model.forward(Batch.chain(**how, features=names))
+    def features(**params):
+        passed = model.forward(Batch.chain(**params, features=names))
         return [passed.features(name).copy() for name in names]
 
     names = tuple(model.features)
@@ -260,9 +260,9 @@ def speculation():
     file, figures = random_model(TINY, Q4_K_M), {}  # whose texts repeat themselves
     prompts = [np.random.default_rng(i).integers(0, TINY.n_vocab, 40).tolist() * 2 for i in range(5)]
 
-    def written(**how):
+    def written(**params):
         tokens, drafted, accepted = [], 0, 0
-        with engine_of(file, **how) as engine:
+        with engine_of(file, **params) as engine:
             n = N_SPECULATED // len(prompts)
             for result in engine.generate(prompts, max_tokens=n, temperature=0.0, logprobs=1, ignore_eos=True):
                 tokens.append((result.tokens, [piece.logprob for piece in result.pieces]))
@@ -271,8 +271,8 @@ def speculation():
 
     plain, *_ = written(spec_type="none")
     chains, trees = {"spec_type": "suffix"}, {"spec_type": "recycle"}
-    for name, how in (("chains", chains), ("trees", trees), ("trees of four slots", trees | {"slots": 4})):
-        found, drafted, accepted = written(spec_fixed=True, **how)
+    for name, params in (("chains", chains), ("trees", trees), ("trees of four slots", trees | {"slots": 4})):
+        found, drafted, accepted = written(spec_fixed=True, **params)
         assert found == plain, name
         assert 0 < accepted < drafted, (name, accepted, drafted)
         figures[f"{name}: drafted"], figures[f"{name}: accepted"] = drafted, accepted
@@ -320,13 +320,13 @@ def _texts_by_chains(target, draft, head):
     ways = [{"spec_type": "none"}, {"spec_type": "draft-eagle3", "draft_model": head.path, "spec_fixed": True, "slots": 3}]
     for drafting, p_min in ((draft, 0.0), (draft, 0.02), (target, 0.0)):
         options = {"draft-model": {"p_min": p_min}}
-        how = {"spec_type": "draft-model", "draft_model": drafting.path, "spec_options": options}
-        ways.append({**how, "spec_fixed": True, "slots": 3})
-    for how in ways:
-        with engine_of(target, draft, head, **how) as engine:
+        params = {"spec_type": "draft-model", "draft_model": drafting.path, "spec_options": options}
+        ways.append({**params, "spec_fixed": True, "slots": 3})
+    for params in ways:
+        with engine_of(target, draft, head, **params) as engine:
             results = engine.generate(prompts, max_tokens=N_CHAINED, temperature=0.0, logprobs=1, ignore_eos=True)
         found.append([(result.tokens, [piece.logprob for piece in result.pieces]) for result in results])
-        assert found[-1] == found[0], how
+        assert found[-1] == found[0], params
     figures = {name: sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted")}
     assert figures["n_accepted"] > 0, figures  # of what the target itself has drafted
     return figures
@@ -351,10 +351,10 @@ def overlap():
     flat = PassCosts([PassTime(1, 0, 1e3), PassTime(9, 0, 1e3)], 9)
     on_cpu = {"draft_model": draft.path, "spec_options": {"draft-model": {"backend": "numba-cpu"}}, "draft_max": 4}
     prompts = [[*range(first, first + 20)] for first in (5, 600, 9000)]
-    for how in ({"spec_type": "none"}, {"spec_type": "draft-model", **on_cpu}):
+    for params in ({"spec_type": "none"}, {"spec_type": "draft-model", **on_cpu}):
         with (
             patch("augury.engine.engine.planner_for", lambda _, chain, *__, **___: _Eager(flat, map(DrafterProfile.of, chain))),
-            engine_of(target, draft, **how) as engine,
+            engine_of(target, draft, **params) as engine,
         ):
             results = engine.generate(prompts, max_tokens=N_OVERLAPPED, temperature=0.0, logprobs=1, ignore_eos=True)
         found.append([(result.tokens, [piece.logprob for piece in result.pieces]) for result in results])
@@ -370,8 +370,8 @@ def placement():
     file, n_layers, prompts = random_model(TINY, Q4_K_M), TINY.n_layers + 1, [[5, 6, 7, 8] * 4]
     for n in range(n_layers + 1):
         found = []
-        for how in ({"spec_type": "none"}, {"spec_type": "ngram-simple:n=2,m=4", "spec_fixed": True}):
-            with engine_of(file, placement=Placement(gpu_layers=n), **how) as engine:
+        for params in ({"spec_type": "none"}, {"spec_type": "ngram-simple:n=2,m=4", "spec_fixed": True}):
+            with engine_of(file, placement=Placement(gpu_layers=n), **params) as engine:
                 (result,) = engine.generate(prompts, max_tokens=N_PLACED, temperature=0.0, logprobs=1, ignore_eos=True)
             found.append((result.tokens, [piece.logprob for piece in result.pieces]))
         assert found[0] == found[1], f"{n} layers on the GPU"
@@ -390,7 +390,7 @@ def placement():
     return {"GPUs": [f"{gpu.name}: {gpu.description}, {gpu.n_bytes_free} of {gpu.n_bytes} bytes free" for gpu in gpus]}
 
 
-def engine_of(file, *others, backend="numba-cuda", **how):
+def engine_of(file, *others, backend="numba-cuda", **params):
     """An engine of a model in memory, and of others for its drafters, which are loaded as those from files would be."""
     from unittest.mock import patch
 
@@ -398,7 +398,7 @@ def engine_of(file, *others, backend="numba-cuda", **how):
 
     files = {str(each.path): each for each in (file, *others)}
     with patch.object(Loader, "open", lambda self, reference, *_: files[str(reference)]):
-        return Engine.load(file.path, backend=backend, n_ctx=4096, **how)
+        return Engine.load(file.path, backend=backend, n_ctx=4096, **params)
 
 
 def recordings():

@@ -62,7 +62,7 @@ def error_of_latents(device, kind, n_heads, n_latent, n_turned, position):
         sizes = {"stride": n_heads * head_dim, "head_dim": head_dim, "n_latent": n_latent, "dim": dim, "length": n_ctx}
         common = {"n_heads": n_heads, "n_splits": n_splits, "window": window, "n": 1, "has_sinks": 1}
         to = TargetArgs(at["out"], at["scales"], at["sums"], at["bytes"], at["halves_of_out"], width if n == 1 else 0, 1, 1)
-        given = {"how": LatentArgs(**places, **sizes, **common, has_factors=1, scale=2 / dim), "to": to}
+        given = {"params": LatentArgs(**places, **sizes, **common, has_factors=1, scale=2 / dim), "to": to}
         given |= {"turn": TurnArgs(at["turns"], n_turned // 2), "cache": CacheArgs(at["words"], at["halves"])}
         grid, choice = (n_splits, -(-n_heads // (HEADS * n))), ChoiceArgs(at["chosen"], 1, n_ctx)
         device.launch(Launch.of(kernel, grid, ATTEND_THREADS, at["inputs"], choice=choice, **given))

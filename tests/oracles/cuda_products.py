@@ -20,7 +20,7 @@ from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_
 from augury.backends.numba_cuda.passes import DevicePass
 from augury.backends.numba_cuda.products import SPLIT_BUFFERS, launch_of
 from augury.backends.numba_cuda.repack import n_units, repack
-from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
+from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles
 from augury.backends.numba_cuda.weights import Matrix
 from augury.files.tensor_type import TensorType
 from augury.passes import ArrayPass
@@ -70,7 +70,7 @@ class Product:
         self.at |= {name: device.allocate(n_bytes, name).at(0) for name, n_bytes in SPLIT_BUFFERS.items()}
         places = (self.at[name] for name in ("floats", "factors", "sums", "bytes", "halves"))
         given = {"norm": NormArgs(self.at["weight"], RMS, 1e-6), "to": TargetArgs(*places, n_cols, 1, 1)}
-        given["how"] = NormedArgs(self.at["x"], stride=n_cols, size=n_cols, n_out=n_cols)
+        given["params"] = NormedArgs(self.at["x"], stride=n_cols, size=n_cols, n_out=n_cols)
         device.launch(Launch.of(norm_rows, (n_tokens,), THREADS, self.at["inputs"], **given))
         normed = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-6)
         fed = self._read("floats", (n_tokens, n_cols)) if self.fmt.is_float else self._rounded()
@@ -141,14 +141,14 @@ class ExpertProducts:
         at, (n, k), width = self.at, self.chosen.shape, self.matrix.n_cols
         device, tiles = self.device, Tiles(at["routes"], n * k, tile, self.n_most, k)
         names = ("logits", "values", "x", "weights", "table", "routes")
-        how = RouteArgs(*(at[name] for name in names), self.n_most, self.n_experts, self.n_experts, k, SOFTMAX)
-        how = how._replace(has_table=1, n_groups=1, n_groups_used=1, n_alike=1, tile=tile, scale=1.0)
-        device.launch(Launch.of(route, (1,), THREADS, at["inputs"], how=how))
+        params = RouteArgs(*(at[name] for name in names), self.n_most, self.n_experts, self.n_experts, k, SOFTMAX)
+        params = params._replace(has_table=1, n_groups=1, n_groups_used=1, n_alike=1, tile=tile, scale=1.0)
+        device.launch(Launch.of(route, (1,), THREADS, at["inputs"], params=params))
         x = Operand(*(at[name] for name in ("floats", "bytes", "factors", "sums", "halves")), width, as_bytes=True)
         given = {"n_most": self.n_most, "k": k, "n_apart": tiles.n_apart, "routes": at["routes"], "to": x.target, "x": at["x"]}
         device.launch(Launch.of(gather_rows, (width // 32, n * k), WARP, at["inputs"], **given))
         device.write(at["y"], self.y)
-        device.launch(launch_of(self.matrix, x, Rows(at["y"], self.y.shape[1]), 0, tiles, STORE, OF_TILES))
+        device.launch(launch_of(self.matrix, x, DeviceRows(at["y"], self.y.shape[1]), 0, tiles, STORE, OF_TILES))
         y, told = self.y.copy(), np.empty((SECTIONS, self.n_most), np.int32)
         device.read(at["y"], y)
         device.read(at["routes"], told)

@@ -20,8 +20,8 @@ from pathlib import Path
 import attrs
 import numpy as np
 from gguf import GGUFValueType
-from more_toys import HIDDEN, write_tiny_block_head, write_tiny_head
 from oracles import models
+from support.more_toys import HIDDEN, write_tiny_block_head, write_tiny_head
 
 from augury import Registry
 from augury.files.gguf import ModelFile

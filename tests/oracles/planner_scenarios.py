@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 from attrs import frozen
-from toys import planner_of
+from support.toys import planner_of
 
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import Choice, Outcome, RequestDrafter, RequestDrafters, SlotProposals
+from augury.speculation.drafts import Outcome, RequestDrafter, RequestDrafters, SlotProposals, VerifiedNodes
 from augury.speculation.planner import N_TEACHER_FORCED
 from augury.types import Draft
 
@@ -39,7 +39,7 @@ def chosen(planner, *slots, n_others=0):
 
 def choice_of(slot, nodes, **how):
     """The choice of some nodes of a slot's tree."""
-    return Choice(slot, slot.tree.part(nodes), nodes, **how)
+    return VerifiedNodes(slot, slot.tree.part(nodes), nodes, **how)
 
 
 def outcome_of(n_accepted, **how):

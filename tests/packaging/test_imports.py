@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from types import ModuleType
 
 import pytest
-from sources import MODULES, ROOT, import_graph
+from support.sources import MODULES, ROOT, import_graph
 
 import augury.testing
 from augury.registry import Registry

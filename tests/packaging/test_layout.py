@@ -9,7 +9,7 @@ from pathlib import Path
 from shutil import copy, copytree, ignore_patterns
 
 import pytest
-from sources import FOLDERS, ROOT, SOURCES, imports_of, name_of
+from support.sources import FOLDERS, ROOT, SOURCES, imports_of, name_of
 
 DATA = {  # what is shipped beside code
     path.relative_to(ROOT).as_posix().replace(folder, name.replace(".", "/"), 1)

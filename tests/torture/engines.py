@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import numpy as np
 from attrs import Factory, define
-from more_toys import registry_with_toys
 from oracles.models import NAMES, tiny_model
+from support.more_toys import registry_with_toys
 from torture.hostile import Hostile, Plugins
 
 from augury import AuguryError, Engine

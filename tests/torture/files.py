@@ -12,10 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import damage
-import fuzz
 import gguf
 from oracles.models import NAMES, tiny_model
+from support import damage, fuzz
 from torture.engines import REGISTRY
 
 from augury import AuguryError, Engine

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from zlib import crc32
 
-import damage
 from oracles.models import tiny_model
+from support import damage
 from torture.engines import REGISTRY
 
 from augury.backends.numba_cpu.kernels.jit import cache_folder

@@ -7,7 +7,7 @@ fused, then both sums are added, and this to the tile's contents. Denormal numbe
 are to nearest, ties to even. Source: Intel's Software Developer's Manual, TDPBF16PS and VCVTNE2PS2BF16.
 
 Functions take the address of MEMORY_BYTES bytes, one cache line's start: there the instructions find the shape of tiles, and
-the tests' stand-in for them (`tests/stand_in_tiles.py`) has its tiles.
+the tests' stand-in for them (`tests/support/stand_in_tiles.py`) has its tiles.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Each takes `(record, state, thread, n_threads)`; see `team.py`.
 
 A step that depends on one token alone (embeddings, norms, activations) exists twice: shared, where the threads divide the
-tokens and a barrier follows, and private, where every thread does the same for itself into memory of its own (`apart` bytes
-from one's to the next's), which is cheaper than a barrier while there are one or two tokens.
+tokens and a barrier follows, and private, where every thread does the same for itself into memory of its own (`thread_stride`
+bytes from one's to the next's), which is cheaper than a barrier while there are one or two tokens.
 """
 
 from __future__ import annotations

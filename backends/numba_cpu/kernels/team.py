@@ -113,7 +113,7 @@ class StridedRows:
 
     address: int  # of the first row
     width: int  # floats from one row to the next
-    apart: int  # bytes from one thread's rows to the next's; 0 where all share them
+    thread_stride: int  # bytes from one thread's rows to the next's; 0 where all share them
 
 
 def record_of(computes: Any, **fields: Any) -> np.ndarray:
@@ -147,7 +147,7 @@ def thread_of(state, thread):
 @helper
 def own(rows, thread):
     """The address of the rows that a thread reads or writes."""
-    return rows.address + thread * rows.apart
+    return rows.address + thread * rows.thread_stride
 
 
 @helper

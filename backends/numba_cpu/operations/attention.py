@@ -24,16 +24,16 @@ from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Rows, Tape, row_bytes
+from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Preparation, Rope
 from augury.errors import UnsupportedError
-from augury.lowering import Attend, Choice, Choose, ChooseByHead, PrepareHeads, Scope, Value
+from augury.lowering import Attend, Choose, ChooseByHead, PositionChoice, PrepareHeads, Scope, Value
 
 _NO_WINDOW = 1 << 40
 _OVERREAD = 16  # floats that a kernel may read (never use) beyond a table
 _TABLES = "rope tables"
-NOWHERE = Rows(0, 0)
+NOWHERE = ThreadRows(0, 0)
 NO_LISTS = attention_layer.Lists(chosen=0, n_lists=0, ld_chosen=0, runs=0, ends=0)
 _CHOSEN, _RUNS, _ENDS, _SCORES = "chosen cells", "runs of chosen cells", "ends of chosen cells", "scores of positions"
 
@@ -188,18 +188,18 @@ def table_of(rope: Rope | None, n_ctx: int) -> Mapping[Hashable, int]:
     return {} if rope is None else {rope.key: n_ctx * len(rope.frequencies) * 8 * 5}
 
 
-def n_listed(choice: Choice, n_ctx: int) -> int:
+def n_listed(choice: PositionChoice, n_ctx: int) -> int:
     """How many cells a list has at most."""
     return n_ctx + (0 if choice.window is None else n_ctx // choice.size)
 
 
-def list_places(choice: Choice, n_ctx: int, buffers: Mapping[str, int]) -> attention_layer.Lists:
+def list_places(choice: PositionChoice, n_ctx: int, buffers: Mapping[str, int]) -> attention_layer.Lists:
     """Where the lists of a choice lie."""
     places = {"chosen": buffers[_CHOSEN], "runs": buffers[_RUNS], "ends": buffers[_ENDS]}
     return attention_layer.Lists(n_lists=choice.width, ld_chosen=n_listed(choice, n_ctx), **places)
 
 
-def list_buffers(choice: Choice, n_ctx: int) -> Mapping[str, int]:
+def list_buffers(choice: PositionChoice, n_ctx: int) -> Mapping[str, int]:
     """Bytes of the memory where lists are left, by name."""
     n_cells = MAX_TOKENS * choice.width * n_listed(choice, n_ctx)
     return {_CHOSEN: 8 * n_cells, _RUNS: dtype(Segment).itemsize * MAX_TOKENS, _ENDS: 8 * MAX_TOKENS}

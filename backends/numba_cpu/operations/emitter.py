@@ -11,7 +11,7 @@ from augury import lowering
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.operations.layout import Layout
 from augury.backends.numba_cpu.slot_memory import State
-from augury.backends.numba_cpu.tape import Rows, Tape
+from augury.backends.numba_cpu.tape import Tape, ThreadRows
 from augury.backends.numba_cpu.weights import Weights
 from augury.errors import UnsupportedError
 from augury.lowering import Operation, Value
@@ -30,17 +30,17 @@ class Placed:
     states: Sequence[State]
     n_aside: int
 
-    def at(self, value: Value) -> Rows:
+    def at(self, value: Value) -> ThreadRows:
         """Where a value lies."""
         return self.layout.place(value, self.buffers)
 
-    def rows(self, value: Value, tape: Tape) -> Rows:
+    def rows(self, value: Value, tape: Tape) -> ThreadRows:
         """Likewise, of any value: also of x and its norms, and of sums to be added to it, which the tape keeps."""
         if value in tape.kept:
             return tape.kept[value]
         if value in self.layout.begun:
             return tape.space.x
-        return Rows(tape.y if value in self.layout.added else self.at(value).address, value.width)
+        return ThreadRows(tape.y if value in self.layout.added else self.at(value).address, value.width)
 
 
 class OperationEmitter(lowering.OperationEmitter[_Emitted]):

@@ -10,8 +10,8 @@ from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter
 from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Rows, Tape, row_bytes, row_stride
-from augury.lowering import GiveInputs, GiveLogits, LookUp, ReadTokens, Scope
+from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes, row_stride
+from augury.lowering import ComputeLogits, LookUp, ReadTokens, Scope, SetLayerInputs
 
 _LINE = 16  # floats of a cache line
 
@@ -30,7 +30,7 @@ class LookUpEmitter(OperationEmitter[LookUp]):
             embed=tape.weights.address(matrix.kind, "embed"),
             weights=matrix.address,
             x=to,
-            is_private=bool(to.apart),
+            is_private=bool(to.thread_stride),
             scale=operation.scale,
             is_by_position=operation.is_by_position,
         )
@@ -45,7 +45,7 @@ class ReadTokensEmitter(OperationEmitter[ReadTokens]):
         tape.add(Work("token ids"), embed.read_tokens, out=self.placed.at(self.operation.out))
 
 
-class GiveInputsEmitter(OperationEmitter[GiveInputs]):
+class GiveInputsEmitter(OperationEmitter[SetLayerInputs]):
     """Adds the rows of a table to the inputs of layers."""
 
     kernels = (step.add_rows,)
@@ -56,9 +56,9 @@ class GiveInputsEmitter(OperationEmitter[GiveInputs]):
     def emit(self, tape: Tape) -> None:
         operation, size = self.operation, self.operation.x.width
         x, y = (self.placed.at(value) for value in operation.read)
-        to = Rows(tape.buffers[INPUTS], up(size, step.PANEL_ROWS))
-        how = {"scale": operation.scale, "factor": operation.factor, "is_private": False}
-        tape.add(Work("inputs of layers"), step.add_rows, x=x, y=y, to=to, size=size, **how)
+        to = ThreadRows(tape.buffers[INPUTS], up(size, step.PANEL_ROWS))
+        params = {"scale": operation.scale, "factor": operation.factor, "is_private": False}
+        tape.add(Work("inputs of layers"), step.add_rows, x=x, y=y, to=to, size=size, **params)
 
 
 def logits_row(n_vocab: int) -> tuple[int, int]:
@@ -67,10 +67,10 @@ def logits_row(n_vocab: int) -> tuple[int, int]:
     return width, width + up(width // logits.BLOCK, _LINE)
 
 
-class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
+class GiveLogitsEmitter(OperationEmitter[ComputeLogits]):
     """Computes logits; where to is written into the tape before every pass."""
 
-    def __init__(self, operation: GiveLogits, scope: Scope) -> None:
+    def __init__(self, operation: ComputeLogits, scope: Scope) -> None:
         super().__init__(operation, scope)
         self._is_capped = operation.softcap is not None
         self.kernels = (logits.multiply_logits, *[logits.cap_logits] * self._is_capped)

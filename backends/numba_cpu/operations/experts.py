@@ -16,12 +16,12 @@ from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.operations.rows import kind_of
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows, Tape
+from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Tape, ThreadRows
 from augury.blocks import Gating, Matrices, Router
 from augury.lowering import AddWeighed, FeedExperts, Route, Scope
 from augury.lowering.rewrites import FeedExpertsAndAdd
 
-_NOTHING = (0, 0, Rows(0, 0))  # added to a sum, see `_added`
+_NOTHING = (0, 0, ThreadRows(0, 0))  # added to a sum, see `_added`
 _GATINGS = {each: getattr(routing, each.name) for each in Gating}
 
 
@@ -72,7 +72,7 @@ class RouteEmitter(OperationEmitter[Route]):
         routes = self.placed.arena.keep(table([made]), "scratch")
         for kernel in (routing.route, routing.group):
             tape.add(Work("routing"), kernel, routes=routes, is_private=private)
-        tape.kept[self.operation.out] = Rows(routes, router.n_used)
+        tape.kept[self.operation.out] = ThreadRows(routes, router.n_used)
 
 
 class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
@@ -123,7 +123,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         inputs = [part for part in (block.gate, block.up) if part is not None]
         matrices = self._matrices(tape, inputs, [buffers["experts' gate"], buffers["experts' up"]])
         stride = up(4 * PRIVATE_TOKENS * block.router.n_used * x.width, 64) if private else 0
-        rows = {"x": x, "rows": Rows(buffers["gathered"], x.width, stride), "weighs": block.weighs_input}
+        rows = {"x": x, "rows": ThreadRows(buffers["gathered"], x.width, stride), "weighs": block.weighs_input}
         for place in {tape.weights.activation(part): i for i, part in enumerate(inputs)}.values():
             matrix = matrices + place * dtype(experts.ExpertMatrix).itemsize
             given = {"routes": routes, "matrix": matrix, "quantize": _quantize(tape, inputs[place])}
@@ -224,7 +224,7 @@ class AddWeighedEmitter(OperationEmitter[AddWeighed]):
         )
 
 
-def _added(operation: AddWeighed, placed: Placed, tape: Tape) -> tuple[int, int, Rows]:
+def _added(operation: AddWeighed, placed: Placed, tape: Tape) -> tuple[int, int, ThreadRows]:
     """The added rows, the vector of their gate (addresses; 0: none), and the rows that the gate reads."""
     shared, gate, gated = placed.rows(operation.other, tape).address, *_NOTHING[1:]
     if operation.gate is not None and operation.x is not None:

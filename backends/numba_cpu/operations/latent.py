@@ -14,7 +14,7 @@ from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.attention import place_steps, table_of
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Rows, Tape, row_bytes
+from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
 from augury.blocks import Matrices, Preparation
 from augury.lowering import MultiplyHeads, PrepareLatents, Scope
@@ -103,7 +103,7 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
         place = _quantise_heads(tape, part, x, x.width // part.n, (made, self._padded))
         _multiply_heads(tape, part, place)
         if self._is_padded:
-            rows = {"x": Rows(made, part.n * self._padded), "n_parts": part.n, "part": self._padded, "size": part.n_out}
+            rows = {"x": ThreadRows(made, part.n * self._padded), "n_parts": part.n, "part": self._padded, "size": part.n_out}
             tape.add(Work("gathering rows"), latent.gather_parts, **rows, y=to)
 
     @property
@@ -115,7 +115,7 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
         return self._padded != self.operation.matrices.n_out
 
 
-def _quantise_heads(tape: Tape, part: Matrices, x: Rows, head_dim: int, y: tuple[int, int]) -> latent.HeadMatrices:
+def _quantise_heads(tape: Tape, part: Matrices, x: ThreadRows, head_dim: int, y: tuple[int, int]) -> latent.HeadMatrices:
     """Write the records before products of heads; returns the products' operands.
 
     Args:

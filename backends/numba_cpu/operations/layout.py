@@ -10,7 +10,7 @@ from augury import lowering as op
 from augury.backends.numba_cpu.kernels.attention_layer import PART
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.tape import Rows, row_bytes
+from augury.backends.numba_cpu.tape import ThreadRows, row_bytes
 from augury.blocks import Norm
 from augury.lowering import Operation, Value
 from augury.lowering.rewrites import FeedExpertsAndAdd
@@ -40,7 +40,7 @@ def with_copies(operations: Sequence[Operation], streams: Container[Value]) -> l
     Matrix kernels write whole panels and read rows without gaps. A recurrence reads all of its values from one row, a gate
     writes over the gated rows, and norms of `streams`, which the tape keeps, may be a thread's own.
     """
-    lie = _Lie.of(operations, streams)
+    lie = PlacementRules.of(operations, streams)
     copies, made = dict[Value, Value](), list[Operation]()
     for i, operation in enumerate(operations):
         later = [value for each in operations[i + 1 :] for value in each.read]
@@ -95,7 +95,7 @@ def _is_needed(value: Value, operation: Operation, later: Sequence[Value]) -> bo
 
 
 @frozen
-class _Lie:
+class PlacementRules:
     """Which values lie how, and which operations cannot read them so.
 
     Attributes:
@@ -111,7 +111,7 @@ class _Lie:
     apart: set[Value]
 
     @classmethod
-    def of(cls, operations: Sequence[Operation], streams: Container[Value]) -> _Lie:
+    def of(cls, operations: Sequence[Operation], streams: Container[Value]) -> PlacementRules:
         """Those of a block."""
         norms = {each.out for each in operations if isinstance(each, op.Normalize) and each.x in streams}
         products = {value for each in operations if isinstance(each, op.Multiply) for value in each.out}
@@ -134,7 +134,7 @@ class _Lie:
                 is_norm, is_odd = False, is_part or value in self.padded
             case op.Join():
                 is_norm, is_odd = False, False
-            case op.MultiplyHeads() | op.BeginStreams() | op.GiveLogits():
+            case op.MultiplyHeads() | op.InitStreams() | op.ComputeLogits():
                 is_odd = is_part or value in self.padded
             case op.AddWeighed():
                 is_norm, is_odd = is_norm and value is not operation.x, is_part or value in self.padded
@@ -156,7 +156,7 @@ class _Lie:
 def _begun(operations: Sequence[Operation]) -> set[Value]:
     """The values that x begins as, from rows of a table on, if each can be made in the place of the one before."""
     makers = {value: each for each in operations for value in each.made}
-    found = [each.y[0] for each in operations if isinstance(each, op.BeginStreams) and len(each.y) == 1]
+    found = [each.y[0] for each in operations if isinstance(each, op.InitStreams) and len(each.y) == 1]
     readers = [each for each in operations if not isinstance(each, op.Multiply) and found and found[0] in each.read]
     while found and len(readers) == 1:
         match makers.get(found[-1]):
@@ -225,10 +225,10 @@ class Layout:
                     stride = up(value.width, PANEL_ROWS) if value in products else _width(each, value)
                     self._at[value] = (self._buffer(stride, "early value" if i < n_early else "value"), 0, stride)
 
-    def place(self, value: Value, buffers: Mapping[str, int]) -> Rows:
+    def place(self, value: Value, buffers: Mapping[str, int]) -> ThreadRows:
         """Where a value lies, by the addresses of the buffers."""
         name, column, stride = self._at[value.root]
-        return Rows(buffers[name] + 4 * (column + value.first), stride)
+        return ThreadRows(buffers[name] + 4 * (column + value.first), stride)
 
     def stride(self, value: Value) -> int:
         """How many floats lie from one row of a value to the next."""
@@ -242,10 +242,10 @@ class Layout:
         """The column of keys times decays by key, in the row that has the decays."""
         return self._decayed[self._at[decays.root][0]]
 
-    def row(self, value: Value, buffers: Mapping[str, int]) -> Rows:
+    def row(self, value: Value, buffers: Mapping[str, int]) -> ThreadRows:
         """The row of several values that a value lies in."""
         name, _, stride = self._at[value.root]
-        return Rows(buffers[name], stride)
+        return ThreadRows(buffers[name], stride)
 
     def _add_row(self, recur: op.Recur) -> None:
         read = (recur.queries, recur.keys, recur.values, recur.decays, recur.betas)

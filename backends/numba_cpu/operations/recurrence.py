@@ -10,7 +10,7 @@ from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Rows, Tape
+from augury.backends.numba_cpu.tape import Tape, ThreadRows
 from augury.blocks import Activation, GateKind, LinearRecurrence, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Scope, Value
@@ -103,7 +103,7 @@ class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
         self._fields = {
             "rows": layout.row(betas, placed.buffers),
             "t": placed.at(operation.t),
-            "b": Rows(0, 0) if operation.b is None else placed.at(operation.b),
+            "b": ThreadRows(0, 0) if operation.b is None else placed.at(operation.b),
             "a": a,
             "size": operation.t.width,
             "n_betas": betas.width,

@@ -11,15 +11,15 @@ from augury.backends.numba_cpu.kernels.activated import Activating, activate_ker
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Rows, Tape
+from augury.backends.numba_cpu.tape import Tape, ThreadRows
 from augury.blocks import Experts, Norm
 from augury.lowering import (
     Activate,
     Add,
     AddStream,
-    BeginStreams,
     Constant,
     ConvolveBlock,
+    InitStreams,
     Join,
     Multiply,
     Normalize,
@@ -37,19 +37,19 @@ class NormalizeEmitter(OperationEmitter[Normalize]):
 
     def emit(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
-        to = Rows(placed.rows(operation.out, tape).address, placed.layout.stride(operation.out))
+        to = ThreadRows(placed.rows(operation.out, tape).address, placed.layout.stride(operation.out))
         work = "norm" if operation.norm else "copying rows"
         _place(tape, work, _source(operation.x, placed, tape), to, operation.x.width, operation.norm)
 
 
-def _source(x: Value, placed: Placed, tape: Tape) -> Rows:
+def _source(x: Value, placed: Placed, tape: Tape) -> ThreadRows:
     """Where rows lie: norms of x, of which each takes its part, in memory of a thread's own."""
     if (kept := tape.kept.get(x.root)) is None:
         return placed.at(x)
-    return Rows(kept.address + 4 * x.first, kept.width, kept.apart)
+    return ThreadRows(kept.address + 4 * x.first, kept.width, kept.thread_stride)
 
 
-def _place(tape: Tape, work: str, x: Rows, to: Rows, size: int, norm: Norm | None = None) -> None:
+def _place(tape: Tape, work: str, x: ThreadRows, to: ThreadRows, size: int, norm: Norm | None = None) -> None:
     """Write that rows, or their norms, go elsewhere."""
     group = size if norm is None else norm.size
     tape.add(Work(work), recurrent_ends.place_rows, x=x, to=to, size=size, norm=tape.weights.norm(norm), group=group)
@@ -78,16 +78,16 @@ class AddStreamEmitter(OperationEmitter[AddStream]):
         super().place(placed)
         if (first := self.operation.first) is not None:
             row = np.array(placed.weights.values(first.weight, (first.size,)), np.float32)
-            self._first = Rows(placed.arena.keep(np.tile(row, MAX_TOKENS), "scratch"), first.size)
+            self._first = ThreadRows(placed.arena.keep(np.tile(row, MAX_TOKENS), "scratch"), first.size)
 
     def emit(self, tape: Tape) -> None:
         operation, x, normed, z = self.operation, tape.space.x, tape.space.normed, tape.space.embedded
         assert z is not None
         tape.norm_x(None)
-        if operation.trades:
+        if operation.swaps:
             tape.copy(x, normed)
         tape.add_to_x(z if operation.first is None else self._first, operation.factor)
-        if operation.trades:
+        if operation.swaps:
             tape.copy(normed, z)
 
 
@@ -104,7 +104,7 @@ class ActivateEmitter(OperationEmitter[Activate]):
     def emit(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
         x, to = placed.at(operation.x), placed.at(operation.out)
-        other = Rows(0, 0) if operation.up is None else placed.at(operation.up)
+        other = ThreadRows(0, 0) if operation.up is None else placed.at(operation.up)
         rows = {"x": x, "up": other, "out": to, "size": operation.x.width}
         tape.add(Work("activation"), self._kernel, **rows, activation=_activating(operation, placed))
 
@@ -130,12 +130,12 @@ class JoinEmitter(OperationEmitter[Join]):
     def emit(self, tape: Tape) -> None:
         to, column = self.placed.at(self.operation.out), 0
         for value in self.operation.x:
-            part = Rows(to.address + 4 * column, to.width)
+            part = ThreadRows(to.address + 4 * column, to.width)
             _place(tape, "joining rows", _source(value, self.placed, tape), part, value.width)
             column += value.width
 
 
-class BeginStreamsEmitter(OperationEmitter[BeginStreams]):
+class BeginStreamsEmitter(OperationEmitter[InitStreams]):
     """Copies rows to x, or to the residual streams."""
 
     kernels = (recurrent_ends.place_rows,)
@@ -143,13 +143,13 @@ class BeginStreamsEmitter(OperationEmitter[BeginStreams]):
     def emit(self, tape: Tape) -> None:
         y, to = self.operation.y, tape.streams
         size = y[0].width
-        if to.apart:  # x, which every thread has for itself
+        if to.thread_stride:  # x, which every thread has for itself
             tape.copy(self.placed.rows(y[0], tape), to)
             tape.waits = True  # the next record may write these rows
             return
         for i in range(to.width // size):
             x = self.placed.at(y[min(i, len(y) - 1)])
-            _place(tape, "copying rows", x, Rows(to.address + 4 * i * size, to.width), size)
+            _place(tape, "copying rows", x, ThreadRows(to.address + 4 * i * size, to.width), size)
 
 
 class ConstantEmitter(OperationEmitter[Constant]):
@@ -164,7 +164,7 @@ class ConstantEmitter(OperationEmitter[Constant]):
 
     def emit(self, tape: Tape) -> None:
         to, width = self.placed.at(self.operation.out), self.operation.out.width
-        _place(tape, "constants", Rows(self._numbers, 0), to, width)
+        _place(tape, "constants", ThreadRows(self._numbers, 0), to, width)
 
 
 class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
@@ -191,7 +191,7 @@ class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
             Work("convolution"),
             convolution.convolve_block,
             x=placed.at(operation.x),
-            weights=Rows(weights.address + 4 * operation.side * n_taps * n_groups, weights.width),
+            weights=ThreadRows(weights.address + 4 * operation.side * n_taps * n_groups, weights.width),
             base=self._base + 4 * operation.side * n_taps * width,
             out=placed.at(operation.out),
             size=width,
@@ -233,4 +233,4 @@ class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
             quantize=quantize,
             block_bytes=block_bytes,
         )
-        tape.kept[operation.out[0]] = Rows(hidden.address, width, is_operand=operation.reader is not None)
+        tape.kept[operation.out[0]] = ThreadRows(hidden.address, width, is_operand=operation.reader is not None)

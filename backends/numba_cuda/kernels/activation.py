@@ -169,53 +169,55 @@ for _number, _functions in enumerate(ACTIVATIONS.values()):
 
 
 @lane
-def activated(g, how):
+def activated(g, params):
     """The activation of a gate."""
-    value = _activated(how.kind, g if how.limits_activated else limited(g, how.limit), how.a, how.b, how.c, how.d)
-    return limited(value, how.limit) if how.limits_activated else value
+    value = _activated(
+        params.kind, g if params.limits_activated else limited(g, params.limit), params.a, params.b, params.c, params.d
+    )
+    return limited(value, params.limit) if params.limits_activated else value
 
 
 @lane
-def beside_gate(up, how):
+def beside_gate(up, params):
     """The factor of an activated gate."""
-    value = _beside(how.kind, up if how.limits_activated else clamped(up, how.limit), how.b)
-    return clamped(value, how.limit) if how.limits_activated else value
+    value = _beside(params.kind, up if params.limits_activated else clamped(up, params.limit), params.b)
+    return clamped(value, params.limit) if params.limits_activated else value
 
 
 _UNIT = WARP  # values
 
 
 @lane
-def _gated(staged, at, i, size, how):
+def _gated(staged, at, i, size, params):
     """One value of a token whose gates and ups are staged; 0 beyond `size`."""
     if i >= size:
         return np.float32(0)
-    value = activated(staged[at], how)
-    return gpu.mul(value, beside_gate(staged[at + _UNIT], how)) if how.has_up else value
+    value = activated(staged[at], params)
+    return gpu.mul(value, beside_gate(staged[at + _UNIT], params)) if params.has_up else value
 
 
 @together
-def put_gated(staged, n, place, step, unit, size, how, to):
+def put_gated(staged, n, place, step, unit, size, params, to):
     """Activate a unit of each of n tokens, in every `step`-th row from `place` on; of each 32 gates, then 32 ups are staged."""
     thread = cuda.threadIdx.x
     i = thread % WARP
     for token in range(thread // WARP, n, cuda.blockDim.x // WARP):
-        value, row = _gated(staged, 2 * _UNIT * token + i, _UNIT * unit + i, size, how), place + token * step
+        value, row = _gated(staged, 2 * _UNIT * token + i, _UNIT * unit + i, size, params), place + token * step
         put(value, i, to, row * to.width + _UNIT * unit + i, row * (to.width // _UNIT) + unit)
 
 
 @lane
-def _value(rows, at, ups, up_at, divisors, has_divisors, i, size, how):
+def _value(rows, at, ups, up_at, divisors, has_divisors, i, size, params):
     if i >= size:
         return np.float32(0)
-    value = activated(rows[at + i], how)
+    value = activated(rows[at + i], params)
     if has_divisors:
         value = gpu.div(value, divisors[i])
-    return gpu.mul(value, beside_gate(ups[up_at + i], how)) if how.has_up else value
+    return gpu.mul(value, beside_gate(ups[up_at + i], params)) if params.has_up else value
 
 
 @kernel("jfffiiiiii", GateArgs, TargetArgs)
-def gate(inputs, rows, ups, divisors, stride, up_stride, size, per_token, n_apart, has_divisors, how, to):
+def gate(inputs, rows, ups, divisors, stride, up_stride, size, per_token, n_apart, has_divisors, params, to):
     """Activation(gate) / divisors * up, or without one of them; a warp takes 32 values.
 
     Rows are tokens, or, if `per_token` is not 0, so many rows of each that experts have, whose units lie as `unit_among` says.
@@ -226,7 +228,7 @@ def gate(inputs, rows, ups, divisors, stride, up_stride, size, per_token, n_apar
         rows: (n, stride) of gates.
         ups: (n, up_stride).
         divisors: (size,).
-        how: See `GateArgs`.
+        params: See `GateArgs`.
         to: See `TargetArgs`.
     """
     t = cuda.blockIdx.y
@@ -237,6 +239,6 @@ def gate(inputs, rows, ups, divisors, stride, up_stride, size, per_token, n_apar
     if WARP * unit >= size:  # a row may hold more than these values
         return
     i, n_units = WARP * unit + thread % WARP, to.width // WARP
-    value = _value(rows, t * stride, ups, t * up_stride, divisors, has_divisors, i, size, how)
+    value = _value(rows, t * stride, ups, t * up_stride, divisors, has_divisors, i, size, params)
     place = unit_among(n_apart, t, unit, n_units) if per_token else unit_of(inputs, t, unit, n_units)
     put(value, thread % WARP, to, t * to.width + i, place)

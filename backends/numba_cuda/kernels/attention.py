@@ -83,16 +83,16 @@ def is_chosen(choice, at, position):
 
 
 @lane
-def _seen(inputs, how, t, position):
+def _seen(inputs, params, t, position):
     """The first and the last position that token t sees, or one like it at another position."""
-    first = max(first_seen(position, how.window), first_of_chunk(position, how.chunk))
-    return np.int32(first), np.int32(inputs[BRANCHES + t] - 1) if how.sees_block else position
+    first = max(first_seen(position, params.window), first_of_chunk(position, params.chunk))
+    return np.int32(first), np.int32(inputs[BRANCHES + t] - 1) if params.sees_block else position
 
 
 @lane
-def _seen_blocks(inputs, how, t, position):
+def _seen_blocks(inputs, params, t, position):
     """The first and the last block of positions, whose pooled rows a token sees."""
-    return np.int32(0), np.int32(gpu.quotient(position + 1, how.pool) - 1)
+    return np.int32(0), np.int32(gpu.quotient(position + 1, params.pool) - 1)
 
 
 @lane
@@ -104,9 +104,9 @@ def _are_alike(inputs, t, other):
 
 
 @lane
-def _tile(inputs, how, t, n_tokens, position):
+def _tile(inputs, params, t, n_tokens, position):
     """The end of the tile that begins with token t, t if none does, and the position of its last token."""
-    end, others = t, (1 << how.n_doublings) - 1
+    end, others = t, (1 << params.n_doublings) - 1
     if t & others == 0 or not _are_alike(inputs, t - 1, t):
         end = np.int32(t + 1)
         while end & others and end < n_tokens and _are_alike(inputs, t, end):
@@ -175,16 +175,16 @@ def _attend(type_k, type_v, *, is_pooled=False):
     name, most_registers = f"attend_{'pooled' if is_pooled else type_k}_{type_v}", 128 if type_v == "f16" else None
 
     @lane
-    def stage_queries(how, starts, chunk, thread, values, staged):
+    def stage_queries(params, starts, chunk, thread, values, staged):
         """Stage fragments of queries, of the dimensions that are read at once from `chunk` on."""
         row, i = query_of(thread, 1)
         start, i = starts[row], np.int32(chunk + i)
         for step in range(key_steps):
-            is_there = start >= 0 and i + STEP * step < how.head_dim
-            values[2 * step] = how.rows[start + i + STEP * step] if is_there else np.float32(0)
-            values[2 * step + 1] = how.rows[start + i + STEP * step + 1] if is_there else np.float32(0)
+            is_there = start >= 0 and i + STEP * step < params.head_dim
+            values[2 * step] = params.rows[start + i + STEP * step] if is_there else np.float32(0)
+            values[2 * step + 1] = params.rows[start + i + STEP * step + 1] if is_there else np.float32(0)
         for step in range(key_steps):
-            a, b = gpu.mul(values[2 * step], np.float32(how.scale)), gpu.mul(values[2 * step + 1], np.float32(how.scale))
+            a, b = gpu.mul(values[2 * step], np.float32(params.scale)), gpu.mul(values[2 * step + 1], np.float32(params.scale))
             word = thread + ATTEND_THREADS * step
             staged[word], staged[n_words + word] = two_halves(a, b)
 
@@ -230,7 +230,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
                     parts[place + VALUES * group + i] = sums[j]
 
     @kernel("j", AttendArgs, CacheArgs, CacheArgs, ChoiceArgs, MergeArgs, TargetArgs, name=name, most_registers=most_registers)
-    def attend(inputs, how, keys, values, choice, merge, to):
+    def attend(inputs, params, keys, values, choice, merge, to):
         """The result of one split for some heads of a tile of tokens: (value_dim,) mixed, largest score, sum of weights.
 
         The last block of these heads, or of as many as have whole units, merges all splits: with pooled rows also the splits of
@@ -238,19 +238,19 @@ def _attend(type_k, type_v, *, is_pooled=False):
 
         Args:
             inputs: The inputs of the pass.
-            how: See `AttendArgs`.
+            params: See `AttendArgs`.
             keys, values: Caches (slots, n_kv_heads, length, …).
             choice: The positions that tokens see; where these differ, a tile is one token.
             merge: See `MergeArgs`.
             to: With a width of 0 nothing is merged.
         """
-        t = np.int32(how.first_token + (cuda.blockIdx.z << how.step))
+        t = np.int32(params.first_token + (cuda.blockIdx.z << params.step))
         n_tokens, low = gpu.read_early(inputs, N_TOKENS), gpu.read_early(inputs, POSITIONS + t)
         slot, branch = gpu.read_early(inputs, SLOTS + t), gpu.read_early(inputs, BRANCHES + t)
-        end, high = _tile(inputs, how, t, n_tokens, low)
+        end, high = _tile(inputs, params, t, n_tokens, low)
         if t >= n_tokens or end == t:
             return
-        (low_first, low_last), (high_first, high_last) = seen(inputs, how, t, low), seen(inputs, how, t, high)
+        (low_first, low_last), (high_first, high_last) = seen(inputs, params, t, low), seen(inputs, params, t, high)
         split, ranges = np.int32(low_first // SPLIT + cuda.blockIdx.x), (low_first, high_first, low_last, high_last)
         start = np.int32(split * SPLIT)
         if start > high_last and (high_last >= 0 or split > 0):  # where no pooled row is seen, one block merges the others
@@ -267,31 +267,39 @@ def _attend(type_k, type_v, *, is_pooled=False):
         scores = cuda.local.array(n_scores, np.float32)
         mixed = cuda.local.array(_N_SUMS, np.float32)
         held = cuda.local.array(n_held, np.uint32)
-        thread, parts, n_heads, value_dim, part = cuda.threadIdx.x, how.parts, how.n_heads, how.value_dim, how.value_dim + 2
+        thread, parts, n_heads, value_dim, part = (
+            cuda.threadIdx.x,
+            params.parts,
+            params.n_heads,
+            params.value_dim,
+            params.value_dim + 2,
+        )
         thread = np.uint32(thread)  # of an int numba asks whether it counts from an array's end
-        warp, i, n_splits = np.uint32(thread // WARP), np.uint32(thread % WARP), how.n_splits
-        n_of_group, group, n_blocks = how.n_of_group, cuda.blockIdx.y, (how.n_of_group + HEADS - 1) // HEADS
+        warp, i, n_splits = np.uint32(thread // WARP), np.uint32(thread % WARP), params.n_splits
+        n_of_group, group, n_blocks = params.n_of_group, cuda.blockIdx.y, (params.n_of_group + HEADS - 1) // HEADS
         if n_blocks > 1:
             group = gpu.quotient(group, n_blocks)
         first_head = np.int32(group * n_of_group + HEADS * (cuda.blockIdx.y - group * n_blocks))
-        n_of_token, n_of_tile = np.int32(min(HEADS, (group + 1) * n_of_group - first_head)), np.int32(1 << how.n_doublings)
+        n_of_token, n_of_tile = np.int32(min(HEADS, (group + 1) * n_of_group - first_head)), np.int32(1 << params.n_doublings)
         if thread < HEADS:
             starts[thread], firsts[thread], lasts[thread], places[thread], slopes[thread] = -1, 0, -1, -1, np.float32(0)
-            token, head = np.int32(t + (thread & n_of_tile - 1)), np.int32(first_head + (thread >> how.n_doublings))
+            token, head = np.int32(t + (thread & n_of_tile - 1)), np.int32(first_head + (thread >> params.n_doublings))
             if token < end and head < first_head + n_of_token:
-                first, last = seen(inputs, how, token, inputs[POSITIONS + token])
-                starts[thread], firsts[thread], lasts[thread] = token * how.stride + head * how.head_dim, first, last
+                first, last = seen(inputs, params, token, inputs[POSITIONS + token])
+                starts[thread], firsts[thread], lasts[thread] = token * params.stride + head * params.head_dim, first, last
                 if start <= last and start + SPLIT > first:
-                    places[thread] = (((token - how.first_token) * n_heads + head) * n_splits + how.first_split + split) * part
-                if how.has_slopes:
-                    slopes[thread] = how.slopes[head]
+                    places[thread] = (
+                        ((token - params.first_token) * n_heads + head) * n_splits + params.first_split + split
+                    ) * part
+                if params.has_slopes:
+                    slopes[thread] = params.slopes[head]
         position, cell = start + thread, np.int32(-1)
         is_seen = low_first <= position <= high_last
         if is_seen and is_chosen(choice, t * choice.stride + group * choice.group_stride, position):
-            cell = place(position, how.pool)
+            cell = place(position, params.pool)
             if end == t + 1 and cell >= branch:
                 cell = cell_of(inputs, t, cell)
-            cell = np.int32((slot * how.n_kv_heads + group) * how.length + cell)
+            cell = np.int32((slot * params.n_kv_heads + group) * params.length + cell)
             if is_prefetched:
                 _prefetch(values, cell, value_dim)
         cells[thread] = cell
@@ -299,17 +307,17 @@ def _attend(type_k, type_v, *, is_pooled=False):
         has_seen = start + column <= high_last and start + column + OF_WARP > low_first
         clear(scores, n_scores)
         cuda.syncthreads()
-        for chunk in range(0, how.head_dim, STEP * key_steps):
+        for chunk in range(0, params.head_dim, STEP * key_steps):
             for step in range(key_steps):
-                read_keys(keys, cells, column + i // 4, how.head_dim, chunk + STEP * step + 8 * (i % 4), held, N_HELD * step)
+                read_keys(keys, cells, column + i // 4, params.head_dim, chunk + STEP * step + 8 * (i % 4), held, N_HELD * step)
             if chunk > 0:
                 cuda.syncthreads()  # all threads have multiplied by the staged values
-            stage_queries(how, starts, chunk, thread, mixed, staged)
+            stage_queries(params, starts, chunk, thread, mixed, staged)
             cuda.syncthreads()
             for step in range(key_steps):
-                if has_seen and chunk + STEP * step < how.head_dim:
+                if has_seen and chunk + STEP * step < params.head_dim:
                     add_scores(staged, step, i, held, N_HELD * step, scores)
-        _cap(scores, n_scores, how.cap)
+        _cap(scores, n_scores, params.cap)
         # 1, 2, 4 or 8 groups of 64 dimensions, and as many warps for each as there are
         doubled = int(value_dim > VALUES) + int(value_dim > 2 * VALUES) + int(value_dim > 4 * VALUES)
         n_groups, n_shares, n_steps, share = 1 << doubled, ATTEND_WARPS >> doubled, 2 << doubled, warp >> doubled
@@ -319,7 +327,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         column += 2 * (i % 4)
         for half in range(2):
             row = i // 4 + 8 * half
-            if how.has_slopes:
+            if params.has_slopes:
                 _slope(scores, 2 * half, lasts[row] - start - column, slopes[row])
             most = quad_max(_most(scores, 2 * half, cells, column, start + column, (firsts[row], lasts[row])))
             if i % 4 == 0:
@@ -352,22 +360,22 @@ def _attend(type_k, type_v, *, is_pooled=False):
             return
         n_alike, n_seen = n_joined(n_of_group * value_dim), high_last // SPLIT - low_first // SPLIT + 1
         first_group = group // n_alike * n_alike
-        n = min(n_alike, how.n_kv_heads - first_group)
-        if not is_last_block(how.counters, t * how.n_kv_heads + first_group, n * n_blocks * max(1, n_seen)):
+        n = min(n_alike, params.n_kv_heads - first_group)
+        if not is_last_block(params.counters, t * params.n_kv_heads + first_group, n * n_blocks * max(1, n_seen)):
             return
         first_head, n, step = first_group * n_of_group, n * n_of_group, n_splits * part
         for at in range(warp, (end - t) * n, ATTEND_WARPS):
             token, head = t + gpu.quotient(at, n), first_head + gpu.remainder(at, n)
-            first, last = _seen(inputs, how, token, inputs[POSITIONS + token])
+            first, last = _seen(inputs, params, token, inputs[POSITIONS + token])
             first_split, n_others = first // SPLIT, np.int32(0)
             if is_pooled:
-                n_others = seen(inputs, how, token, inputs[POSITIONS + token])[1] // SPLIT + 1
-            splits = (first_split, last // SPLIT + 1 - first_split, how.first_split, n_others)
+                n_others = seen(inputs, params, token, inputs[POSITIONS + token])[1] // SPLIT + 1
+            splits = (first_split, last // SPLIT + 1 - first_split, params.first_split, n_others)
             sink = merge.sinks[head] if merge.has_sinks else np.float32(_NONE)
-            merge_head(parts, ((token - how.first_token) * n_heads + head) * step, splits, value_dim, sink)
+            merge_head(parts, ((token - params.first_token) * n_heads + head) * step, splits, value_dim, sink)
         cuda.syncthreads()
         for token in range(t, end):
-            at = ((token - how.first_token) * n_heads + first_head) * step
+            at = ((token - params.first_token) * n_heads + first_head) * step
             put_heads(inputs, token, first_head, n, parts, at, value_dim, step, merge, to)
 
     return attend

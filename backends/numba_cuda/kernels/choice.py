@@ -93,19 +93,19 @@ def _choose(kind, dot):
     score_of = _score(dot)
 
     @kernel("j", BlocksArgs, CacheArgs, "wiir", name=f"choose_{kind}")
-    def choose(inputs, how, keys, counters, n_heads, shares, share):
+    def choose(inputs, params, keys, counters, n_heads, shares, share):
         """Write 1 for those blocks with the highest scores of all that a token sees whole, and for the one after.
 
         A thread scores one, where not all are chosen; the last block of threads to end chooses.
 
         Args:
             inputs: The inputs of the pass.
-            how: See `BlocksArgs`: rows begin with `n_heads` queries.
+            params: See `BlocksArgs`: rows begin with `n_heads` queries.
             keys: A cache (slots, length, …), by the cells of the last positions of blocks.
             counters: One for each token.
             shares: The column of the queries' weights, which are times `share`; 0: each has the weight `share`.
         """
-        t, size, n_blocks, n_chosen, scores = cuda.blockIdx.y, how.size, how.n_blocks, how.n_chosen, how.scores
+        t, size, n_blocks, n_chosen, scores = cuda.blockIdx.y, params.size, params.n_blocks, params.n_chosen, params.scores
         if t >= inputs[N_TOKENS]:
             return
         block, n_seen = cuda.blockIdx.x * THREADS + cuda.threadIdx.x, gpu.quotient(inputs[POSITIONS + t] + 1, size)
@@ -113,16 +113,16 @@ def _choose(kind, dot):
         if cuda.blockIdx.x >= n_there:
             return
         if n_chosen < n_seen and block < n_seen:
-            base, position = inputs[SLOTS + t] * how.length, (block + 1) * size - 1
+            base, position = inputs[SLOTS + t] * params.length, (block + 1) * size - 1
             scores[t * n_blocks + block] = score_of(
-                inputs, t, how.rows, t * how.stride, keys, base, n_heads, how.dim, shares, share, position
+                inputs, t, params.rows, t * params.stride, keys, base, n_heads, params.dim, shares, share, position
             )
         if not is_last_block(counters, t, n_there):
             return
         parts = cuda.shared.array(_WARPS, np.float32)
-        _choose_best(scores, t * n_blocks, n_seen, n_chosen, how.chosen, parts)
+        _choose_best(scores, t * n_blocks, n_seen, n_chosen, params.chosen, parts)
         if cuda.threadIdx.x == 0:
-            how.chosen[t * n_blocks + n_seen] = 1
+            params.chosen[t * n_blocks + n_seen] = 1
 
     return choose
 
@@ -143,32 +143,32 @@ def _choose_blocks(kind):
         return most
 
     @kernel("j", BlocksArgs, CacheArgs, "ii", name=f"choose_blocks_{kind}")
-    def choose_blocks(inputs, how, keys, n_local, n_groups):
+    def choose_blocks(inputs, params, keys, n_local, n_groups):
         """Write 1 for each block that one KV head of one token attends to, else 0.
 
         Args:
             inputs: The inputs of the pass.
-            how: See `BlocksArgs`: rows begin with `n_groups` queries.
+            params: See `BlocksArgs`: rows begin with `n_groups` queries.
             keys: The indexer's cache (slots, length, …).
             n_local: How many of the last blocks are chosen before all others.
         """
-        size, scores = how.size, how.scores
+        size, scores = params.size, params.scores
         group, t = cuda.blockIdx.x, cuda.blockIdx.y
         if t >= inputs[N_TOKENS]:
             return
         parts = cuda.shared.array(_WARPS, np.float32)
         thread, last = cuda.threadIdx.x, inputs[POSITIONS + t]
         i, n_seen = thread % WARP, gpu.quotient(last, size) + 1
-        at, base = (t * n_groups + group) * how.n_blocks, inputs[SLOTS + t] * how.length
+        at, base = (t * n_groups + group) * params.n_blocks, inputs[SLOTS + t] * params.length
         for block in range(thread // WARP, n_seen, _WARPS):
             first = size * block
             end = min(first + size, last + 1)
-            start = t * how.stride + group * how.dim
-            most = warp_max(largest(inputs, t, how.rows, start, keys, base, how.dim, first, end, i))
+            start = t * params.stride + group * params.dim
+            most = warp_max(largest(inputs, t, params.rows, start, keys, base, params.dim, first, end, i))
             if i == 0:
                 scores[at + block] = most if block < n_seen - n_local else np.float32(_HIGHEST)
         cuda.syncthreads()
-        _choose_best(scores, at, n_seen, how.n_chosen, how.chosen, parts)
+        _choose_best(scores, at, n_seen, params.n_chosen, params.chosen, parts)
 
     return choose_blocks
 

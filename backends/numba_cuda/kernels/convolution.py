@@ -66,10 +66,10 @@ def _output(window, i, value, taps, first, before):
 
 
 @lane
-def _convolve_run(inputs, run, window, i, c, how):
+def _convolve_run(inputs, run, window, i, c, params):
     """Take a run's tokens through channel c, if there is one."""
-    n_channels, n_aside, state, has_gates = how.n_channels, how.n_aside, how.state, how.has_gates
-    x, gate, x_stride, size, aside = how.x, how.gate_in, how.x_stride, how.size, how.aside
+    n_channels, n_aside, state, has_gates = params.n_channels, params.n_aside, params.state, params.has_gates
+    x, gate, x_stride, size, aside = params.x, params.gate_in, params.x_stride, params.size, params.aside
     if c >= n_channels:
         return
     slot, first, n = inputs[run + layout.SLOT], inputs[run + layout.FIRST] + layout.ORDER, inputs[run + layout.N]
@@ -80,7 +80,7 @@ def _convolve_run(inputs, run, window, i, c, how):
         for j in range(before):
             window[i + j * CONVOLVE_THREADS] = np.float32(0)
     else:
-        _load(window, i, how.saved if inputs[run + layout.IS_RESTORED] else state, own, n_channels, before)
+        _load(window, i, params.saved if inputs[run + layout.IS_RESTORED] else state, own, n_channels, before)
     for j in range(-1, n):
         t = inputs[first + j] if j >= 0 else 0
         path = inputs[layout.STATES + t] if j >= 0 else inputs[run + layout.ACCEPTED]
@@ -95,17 +95,17 @@ def _convolve_run(inputs, run, window, i, c, how):
                 _push(window, i, value, before)
         if j >= 0:
             value = _input(x, gate, t * x_stride + c, has_gates)
-            total = _output(window, i, value, how.taps, c * size, before)
-            if how.has_bias:
-                total = gpu.add(total, how.bias[c])
-            if how.has_silu:
+            total = _output(window, i, value, params.taps, c * size, before)
+            if params.has_bias:
+                total = gpu.add(total, params.bias[c])
+            if params.has_silu:
                 total = silu(total)
             if has_gates:
-                total = gpu.mul(total, how.gate_out[t * x_stride + c])
-            how.y[t * how.y_stride + c] = total
+                total = gpu.mul(total, params.gate_out[t * x_stride + c])
+            params.y[t * params.y_stride + c] = total
             _push(window, i, value, before)
         if j + 1 == save:
-            _store(window, i, how.saved, own, n_channels, before)
+            _store(window, i, params.saved, own, n_channels, before)
         if j + 1 == n_certain:
             _store(window, i, state, own, n_channels, before)
     for j in range(n_certain, n):  # perhaps in place of accepted ones
@@ -115,12 +115,12 @@ def _convolve_run(inputs, run, window, i, c, how):
 
 
 @together
-def _put_run(inputs, run, i, c, how, to):
+def _put_run(inputs, run, i, c, params, to):
     """Store channel c of a run's tokens where products read it; 0 beyond channels."""
     first = inputs[run + layout.FIRST] + layout.ORDER
     for j in range(inputs[run + layout.N]):
         t = inputs[first + j]
-        value = how.y[t * how.y_stride + c] if c < how.n_channels else np.float32(0)
+        value = params.y[t * params.y_stride + c] if c < params.n_channels else np.float32(0)
         put(value, i % WARP, to, t * to.width + c, unit_of(inputs, t, c // WARP, to.width // WARP))
 
 
@@ -136,28 +136,28 @@ def _step_run(inputs, run, i, y, y_stride, steps):
 
 
 @kernel("j", ConvolveArgs, TargetArgs, StepArgs)
-def convolve(inputs, how, to, steps):
+def convolve(inputs, params, to, steps):
     """Convolve the tokens of all runs, and bring their states up to date: y = gate_out * silu(bias + conv(gate_in * x)).
 
     Blocks beyond those of channels make decays and betas of heads.
 
     Args:
         inputs: The inputs of the pass.
-        how: See `ConvolveArgs`.
+        params: See `ConvolveArgs`.
         to: Rows of whole units, if products read y, too.
         steps: See `StepArgs`.
     """
     i, run = cuda.threadIdx.x, layout.RUNS + cuda.blockIdx.y * layout.RUN_FIELDS
     c = cuda.blockIdx.x * CONVOLVE_THREADS + i
     window = cuda.shared.array(_WINDOWS, np.float32)
-    n_blocks = (how.n_channels + CONVOLVE_THREADS - 1) // CONVOLVE_THREADS
+    n_blocks = (params.n_channels + CONVOLVE_THREADS - 1) // CONVOLVE_THREADS
     if cuda.blockIdx.y < inputs[layout.N_RUNS] and cuda.blockIdx.x >= n_blocks and c < n_blocks * CONVOLVE_THREADS + steps.n:
-        _step_run(inputs, run, c - n_blocks * CONVOLVE_THREADS, how.y, how.y_stride, steps)
-    if cuda.blockIdx.y >= inputs[layout.N_RUNS] or c // WARP * WARP >= how.n_channels:
+        _step_run(inputs, run, c - n_blocks * CONVOLVE_THREADS, params.y, params.y_stride, steps)
+    if cuda.blockIdx.y >= inputs[layout.N_RUNS] or c // WARP * WARP >= params.n_channels:
         return
-    _convolve_run(inputs, run, window, i, c, how)
+    _convolve_run(inputs, run, window, i, c, params)
     if to.as_floats or to.as_bytes:
-        _put_run(inputs, run, i, c, how, to)
+        _put_run(inputs, run, i, c, params, to)
 
 
 @lane

@@ -64,20 +64,20 @@ def _powers(logits, start, values, to, n, i, top):
 
 
 @lane
-def _scores(how, start, to, i, total):
+def _scores(params, start, to, i, total):
     """The inputs of weights, and after them scores; NaN is never chosen before a number."""
-    for j in range(i, how.n_experts, WARP):
-        if how.gating == SOFTMAX:
-            value = gpu.div(how.values[to + j], np.float32(total))
-        elif how.gating == SIGMOID:
-            value = sigmoid(how.logits[start + j])
-        elif how.gating == SQRT_SOFTPLUS:
-            value = gpu.root(softplus(how.logits[start + j]))
+    for j in range(i, params.n_experts, WARP):
+        if params.gating == SOFTMAX:
+            value = gpu.div(params.values[to + j], np.float32(total))
+        elif params.gating == SIGMOID:
+            value = sigmoid(params.logits[start + j])
+        elif params.gating == SQRT_SOFTPLUS:
+            value = gpu.root(softplus(params.logits[start + j]))
         else:
-            value = how.logits[start + j]
-        how.values[to + j] = value
-        score = gpu.add(value, how.bias[j]) if how.has_bias else value
-        how.values[to + how.n_experts + j] = max(np.float32(_NEVER), score)
+            value = params.logits[start + j]
+        params.values[to + j] = value
+        score = gpu.add(value, params.bias[j]) if params.has_bias else value
+        params.values[to + params.n_experts + j] = max(np.float32(_NEVER), score)
 
 
 @lane
@@ -186,45 +186,45 @@ def _list_tiles(routes, n_most, n, expert):
         routes[0] = total
 
 
-def _route(inputs, how):
+def _route(inputs, params):
     """Choose the experts of all tokens, weigh them, and sort rows by expert. One block does it, whose warps take tokens."""
-    logits, values, weights, routes, n_most = how.logits, how.values, how.weights, how.routes, how.n_most
-    n_experts, k, n_groups, gating = how.n_experts, how.k, how.n_groups, how.gating
+    logits, values, weights, routes, n_most = params.logits, params.values, params.weights, params.routes, params.n_most
+    n_experts, k, n_groups, gating = params.n_experts, params.k, params.n_groups, params.gating
     thread = cuda.threadIdx.x
     i, n, n_threads = thread % WARP, inputs[N_TOKENS], cuda.blockDim.x
-    n_all = k + how.is_joined
+    n_all = k + params.is_joined
     for t in range(thread // WARP, n, n_threads // WARP):
-        start, to, at = t * how.width, t * (2 * n_experts + n_groups), t * (k + 1)
+        start, to, at = t * params.width, t * (2 * n_experts + n_groups), t * (k + 1)
         top, total = warp_max(_largest(logits, start, n_experts, i)), np.float32(1)
         if gating == SOFTMAX:
             total = warp_sum(_powers(logits, start, values, to, n_experts, i, top))
-        _scores(how, start, to, i, total)
+        _scores(params, start, to, i, total)
         warp_barrier()
         scores = to + n_experts
         if n_groups > 1:
             size, sums = gpu.quotient(n_experts, n_groups), to + 2 * n_experts
             _sums_of_groups(values, scores, sums, n_groups, size, i)
             warp_barrier()
-            for _ in range(how.n_groups_used):
+            for _ in range(params.n_groups_used):
                 _take_best(values, sums, n_groups, i)
             warp_barrier()
             _rule_out(values, scores, sums, n_experts, size, i)
         for j in range(k):
-            best = how.table[inputs[TOKENS + t] * k + j] if how.has_table else _take_best(values, scores, n_experts, i)
-            expert = gpu.quotient(best, how.n_alike)
+            best = params.table[inputs[TOKENS + t] * k + j] if params.has_table else _take_best(values, scores, n_experts, i)
+            expert = gpu.quotient(best, params.n_alike)
             if i == 0:
                 routes[EXPERTS * n_most + t * n_all + j] = expert
                 weights[at + j] = values[to + expert]
         if i == 0:
-            if how.is_joined:
-                routes[EXPERTS * n_most + t * n_all + k] = gpu.quotient(n_experts, how.n_alike)
-            factor = np.float32(how.scale) if top == top else top  # noqa: PLR0124 - of logits with a NaN comes NaN
-            _weigh(weights, at, k, gating, how.is_normalised, factor)
-            weights[at + k] = sigmoid(logits[start + n_experts]) if how.has_share else np.float32(1)
+            if params.is_joined:
+                routes[EXPERTS * n_most + t * n_all + k] = gpu.quotient(n_experts, params.n_alike)
+            factor = np.float32(params.scale) if top == top else top  # noqa: PLR0124 - of logits with a NaN comes NaN
+            _weigh(weights, at, k, gating, params.is_normalised, factor)
+            weights[at + k] = sigmoid(logits[start + n_experts]) if params.has_share else np.float32(1)
     cuda.syncthreads()
-    n_kinds = gpu.quotient(n_experts, how.n_alike) + how.is_joined
+    n_kinds = gpu.quotient(n_experts, params.n_alike) + params.is_joined
     for expert in range(thread, n_kinds, n_threads):
-        _place(routes, n_most, n * n_all, how.tile, expert)
+        _place(routes, n_most, n * n_all, params.tile, expert)
     cuda.syncthreads()
     for expert in range(thread, n_kinds, n_threads):
         _list_tiles(routes, n_most, n * n_all, expert)
@@ -237,7 +237,7 @@ def _multiply_and_route(fmt, n_tokens):
     multiply_tile, n_staged = multiply_tile_of(fmt, n_tokens), MOST_STAGED * n_tokens
 
     @kernel("j", RouteArgs, MatrixArgs, SourceArgs, "wi", name=f"route_{fmt.name}_{n_tokens}")
-    def multiply_and_route(inputs, how, w, x, counters, n_blocks):
+    def multiply_and_route(inputs, params, w, x, counters, n_blocks):
         """Write the logits, as `multiply` does; then the last block chooses experts by them, see `_route`.
 
         Args:
@@ -252,9 +252,9 @@ def _multiply_and_route(fmt, n_tokens):
             rows[token] = t + token
         staged = cuda.shared.array(n_staged, np.float32)
         tile = multiply_tile(w, cuda.blockIdx.x, 0, x, rows, staged, sums)
-        put_rows(sums, n_tokens, tile, w, 0, t, n_there, how.logits, how.width, 0, STORE)
+        put_rows(sums, n_tokens, tile, w, 0, t, n_there, params.logits, params.width, 0, STORE)
         if is_last_block(counters, 0, n_blocks * gpu.quotient(n_there + n_tokens - 1, n_tokens)):
-            _route_together(inputs, how)
+            _route_together(inputs, params)
 
     return multiply_and_route
 

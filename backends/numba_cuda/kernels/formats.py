@@ -124,7 +124,7 @@ def _high_bits(n_bits, to):
     return spread
 
 
-_fifth_bit, _high_pair, _third_bit, _pair = (_high_bits(*how) for how in ((1, 4), (2, 4), (1, 2), (2, 0)))
+_fifth_bit, _high_pair, _third_bit, _pair = (_high_bits(*params) for params in ((1, 4), (2, 4), (1, 2), (2, 0)))
 
 
 @lane

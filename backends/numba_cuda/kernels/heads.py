@@ -102,12 +102,12 @@ def norm_head(head, norm, group, dim, parts):
 
 
 @kernel("j", HeadsArgs, NormArgs, NormArgs, NormArgs, TurnArgs, StoreArgs, StoreArgs)
-def prepare_heads(inputs, how, q, k, v, turn, keys, values):
+def prepare_heads(inputs, params, q, k, v, turn, keys, values):
     """Clamp, norm and turn heads; store keys and values, the rest stays in its place. A warp takes one head of one token.
 
     Args:
         inputs: The inputs of the pass.
-        how: See `HeadsArgs`.
+        params: See `HeadsArgs`.
         q, k, v: Norms of heads, whose weights are those of every head, one after another.
         turn: The rope of queries and keys.
         keys, values: Caches (slots, n_kv_heads, length, …).
@@ -115,15 +115,15 @@ def prepare_heads(inputs, how, q, k, v, turn, keys, values):
     t, head, i = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
     n_tokens, position = gpu.read_early(inputs, N_TOKENS), gpu.read_early(inputs, POSITIONS + t)
     slot, cell = gpu.read_early(inputs, SLOTS + t), gpu.read_early(inputs, CELLS + t)
-    rows, n_heads, n_kv_heads, head_dim = how.rows, how.n_heads, how.n_kv_heads, how.head_dim
+    rows, n_heads, n_kv_heads, head_dim = params.rows, params.n_heads, params.n_kv_heads, params.head_dim
     is_value = head >= n_heads + n_kv_heads
     is_query = head < n_heads
-    start = t * how.stride + head * head_dim
+    start = t * params.stride + head * head_dim
     group, dim, kept_as, (weight, kind, eps) = head, head_dim, NOT_KEPT, q
     if is_value:
         group = head - n_heads - n_kv_heads
-        start = t * how.stride + (n_heads + n_kv_heads) * head_dim + group * how.value_dim
-        dim, kept_as, (weight, kind, eps) = how.value_dim, values.kept_as, v
+        start = t * params.stride + (n_heads + n_kv_heads) * head_dim + group * params.value_dim
+        dim, kept_as, (weight, kind, eps) = params.value_dim, values.kept_as, v
     elif not is_query:
         group = head - n_heads
         kept_as, (weight, kind, eps) = keys.kept_as, k
@@ -132,10 +132,10 @@ def prepare_heads(inputs, how, q, k, v, turn, keys, values):
     turned = cuda.shared.array(MAX_DIM, np.float32)
     parts = cuda.shared.array(1, np.float32)
     held = cuda.local.array(_N_HELD, np.float32)
-    _clamp_values(rows, start, dim, how.limit, i, held, staged)
+    _clamp_values(rows, start, dim, params.limit, i, held, staged)
     if t >= n_tokens:  # asked after rows are read, which there are for any token, so that they are waited for together
         return
-    is_normed_last = how.is_rope_first and not is_value
+    is_normed_last = params.is_rope_first and not is_value
     if norm.kind != NOTHING and not is_normed_last:
         norm_head(staged, norm, group, dim, parts)
     cuda.syncthreads()
@@ -143,15 +143,15 @@ def prepare_heads(inputs, how, q, k, v, turn, keys, values):
         for j in range(i, dim, WARP):
             turned[j] = staged[j]
     else:
-        _turn_values(staged, turn, max(0, position - how.lag) * 2 * turn.n_pairs, dim, i, held, turned)
+        _turn_values(staged, turn, max(0, position - params.lag) * 2 * turn.n_pairs, dim, i, held, turned)
     if norm.kind != NOTHING and is_normed_last:
         norm_head(turned, norm, group, dim, parts)
     if kept_as == NOT_KEPT:
-        factor = how.factors[position] if is_query and how.has_factors else np.float32(1)
+        factor = params.factors[position] if is_query and params.has_factors else np.float32(1)
         for j in range(i, dim, WARP):
             rows[start + j] = gpu.mul(turned[j], factor)
         return
-    cell += (slot * n_kv_heads + group) * how.length
+    cell += (slot * n_kv_heads + group) * params.length
     if is_value:
         store_cell(turned, staged, dim, values, cell)
     else:

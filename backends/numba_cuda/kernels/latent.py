@@ -39,18 +39,18 @@ def split_heads(inputs, x, stride, head_dim, size, n, to):
 
 
 @kernel("j", LatentsArgs, NormArgs, NormArgs, TurnArgs, StoreArgs, TargetArgs)
-def prepare_latents(inputs, how, latent, turned, turn, cache, to):
+def prepare_latents(inputs, params, latent, turned, turn, cache, to):
     """Store latents, normed, and turned values; write the first values of heads by themselves. A warp takes either.
 
     Args:
         inputs: The inputs of the pass.
-        how: See `LatentsArgs`.
+        params: See `LatentsArgs`.
         latent, turned: Norms of either.
         turn: The rope of the values to turn.
         cache: (slots, length, …).
         to: (n_heads * n, width), head by head.
     """
-    rows, stride, n_latent, n_turned = how.rows, how.stride, how.n_latent, how.n_turned
+    rows, stride, n_latent, n_turned = params.rows, params.stride, params.n_latent, params.n_turned
     head, t, i = cuda.blockIdx.x - 1, cuda.blockIdx.y, cuda.threadIdx.x
     if t >= inputs[N_TOKENS]:
         return
@@ -58,8 +58,8 @@ def prepare_latents(inputs, how, latent, turned, turn, cache, to):
     parts = cuda.shared.array(1, np.float32)
     if head >= 0:
         for j in range(i, to.width, WARP):
-            value = how.heads[t * stride + head * how.head_dim + j] if j < how.size else np.float32(0)
-            put(value, i, to, (head * how.n + t) * to.width + j, (head * how.n + t) * (to.width // WARP) + j // WARP)
+            value = params.heads[t * stride + head * params.head_dim + j] if j < params.size else np.float32(0)
+            put(value, i, to, (head * params.n + t) * to.width + j, (head * params.n + t) * (to.width // WARP) + j // WARP)
         return
     start = t * stride
     for j in range(i, n_turned, WARP):
@@ -75,7 +75,7 @@ def prepare_latents(inputs, how, latent, turned, turn, cache, to):
     norm_head(staged, latent, 0, n_latent, parts)
     for j in range(i, n_latent, WARP):
         row[j] = staged[j]
-    store_cell(row, staged, n_latent + n_turned, cache, inputs[SLOTS + t] * how.length + inputs[CELLS + t])
+    store_cell(row, staged, n_latent + n_turned, cache, inputs[SLOTS + t] * params.length + inputs[CELLS + t])
 
 
 @kernel("jff" + 8 * "i", TargetArgs)

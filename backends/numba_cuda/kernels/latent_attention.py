@@ -92,13 +92,13 @@ positions; 0: all. A position has `dim` values in the cache.
 
 
 @lane
-def _query(how, turn, at_absorbed, at_turned, at_turns, i, factor):
+def _query(params, turn, at_absorbed, at_turned, at_turns, i, factor):
     """Value i of a head's query, times its factor: first the absorbed ones, then the turned ones."""
-    if i < how.n_latent:
-        return gpu.mul(how.absorbed[at_absorbed + i], factor)
-    if i >= how.dim:
+    if i < params.n_latent:
+        return gpu.mul(params.absorbed[at_absorbed + i], factor)
+    if i >= params.dim:
         return np.float32(0)
-    return gpu.mul(turned_value(how.heads, at_turned, turn, i - how.n_latent, at_turns), factor)
+    return gpu.mul(turned_value(params.heads, at_turned, turn, i - params.n_latent, at_turns), factor)
 
 
 def _stage_of(n_rows):
@@ -106,18 +106,21 @@ def _stage_of(n_rows):
     n_words = words_of(n_rows)
 
     @lane
-    def stage_queries(how, turn, at_turns, t, first_head, factor, chunk, thread, staged):
+    def stage_queries(params, turn, at_turns, t, first_head, factor, chunk, thread, staged):
         """Stage fragments of queries, of dimensions from `chunk` on: of each word the nearest halves, then the remainders."""
-        n_turned = how.dim - how.n_latent
-        n_there = n_rows * HEADS // 2 * min(STAGED, (how.dim - chunk + STEP - 1) // STEP * STEP)
+        n_turned = params.dim - params.n_latent
+        n_there = n_rows * HEADS // 2 * min(STAGED, (params.dim - chunk + STEP - 1) // STEP * STEP)
         for word in range(thread, n_there, ATTEND_THREADS):
             row, i = query_of(word, n_rows)
             head, i = first_head + row, chunk + i
             a, b = np.float32(0), np.float32(0)
-            if head < how.n_heads:
-                at, turned = (head * how.n + t) * how.n_latent, t * how.stride + (head + 1) * how.head_dim - n_turned
-                a = _query(how, turn, at, turned, at_turns, i, factor)
-                b = _query(how, turn, at, turned, at_turns, i + 1, factor)
+            if head < params.n_heads:
+                at, turned = (
+                    (head * params.n + t) * params.n_latent,
+                    t * params.stride + (head + 1) * params.head_dim - n_turned,
+                )
+                a = _query(params, turn, at, turned, at_turns, i, factor)
+                b = _query(params, turn, at, turned, at_turns, i + 1, factor)
             staged[word], staged[n_words + word] = two_halves(a, b)
 
     return stage_queries
@@ -155,23 +158,23 @@ def _attend(kind, n_rows):
     name = f"attend_latent_{kind}_{n_rows}"
 
     @kernel("j", LatentArgs, TurnArgs, CacheArgs, ChoiceArgs, TargetArgs, name=name, most_registers=128)
-    def attend_latent(inputs, how, turn, cache, choice, to):
+    def attend_latent(inputs, params, turn, cache, choice, to):
         """The result of one split for some heads of one token: (n_latent,) mixed, largest score, sum of weights.
 
         Args:
             inputs: The inputs of the pass.
-            how: See `LatentArgs`.
+            params: See `LatentArgs`.
             turn: The rope of queries.
             cache: (slots, length, …).
             choice: The positions that tokens see, for all heads.
             to: (n_heads * n, width) the merged values, head by head; none with a width of 0.
         """
-        split, first_head, t = cuda.blockIdx.x, n_heads_of_block * cuda.blockIdx.y, how.first_token + cuda.blockIdx.z
+        split, first_head, t = cuda.blockIdx.x, n_heads_of_block * cuda.blockIdx.y, params.first_token + cuda.blockIdx.z
         if t >= inputs[N_TOKENS]:
             return
-        n_heads, n_latent, dim, n_splits, parts = how.n_heads, how.n_latent, how.dim, how.n_splits, how.parts
+        n_heads, n_latent, dim, n_splits, parts = params.n_heads, params.n_latent, params.dim, params.n_splits, params.parts
         last = inputs[POSITIONS + t]
-        first, start = first_seen(last, how.window), split * SPLIT
+        first, start = first_seen(last, params.window), split * SPLIT
         if start > last or start + SPLIT <= first:
             return
         staged = cuda.shared.array(n_staged, np.uint32)
@@ -185,14 +188,14 @@ def _attend(kind, n_rows):
         position, cell = start + thread, np.int32(-1)
         is_seen = first <= position <= last
         if is_seen and is_chosen(choice, t * choice.stride, position):
-            cell = np.int32(inputs[SLOTS + t] * how.length + cell_of(inputs, t, position))
+            cell = np.int32(inputs[SLOTS + t] * params.length + cell_of(inputs, t, position))
         cells[thread] = cell
-        factor = gpu.mul(how.factors[last] if how.has_factors else np.float32(1), np.float32(how.scale))
+        factor = gpu.mul(params.factors[last] if params.has_factors else np.float32(1), np.float32(params.scale))
         has_seen = start + OF_WARP * warp <= last and start + OF_WARP * (warp + 1) > first
         clear(sums, n_sums)
         for chunk in range(0, dim, STAGED):
             cuda.syncthreads()
-            stage_queries(how, turn, 2 * turn.n_pairs * last, t, first_head, factor, chunk, thread, staged)
+            stage_queries(params, turn, 2 * turn.n_pairs * last, t, first_head, factor, chunk, thread, staged)
             cuda.syncthreads()
             if has_seen:
                 for step in range((min(STAGED, dim - chunk) + STEP - 1) // STEP):
@@ -204,7 +207,7 @@ def _attend(kind, n_rows):
         stage_weights(sums, warp, i, staged)
         cuda.syncthreads()
         head_stride = n_splits * (n_latent + 2)
-        at_part = (((t - how.first_token) * n_heads + first_head) * n_splits + split) * (n_latent + 2)
+        at_part = (((t - params.first_token) * n_heads + first_head) * n_splits + split) * (n_latent + 2)
         if thread < n_heads_of_block and first_head + thread < n_heads:
             most, total = most_of_warps[thread], totals_of_warps[thread]
             for other in range(1, ATTEND_WARPS):
@@ -223,19 +226,19 @@ def _attend(kind, n_rows):
             return
         first_split, n_seen = first // SPLIT, last // SPLIT + 1 - first // SPLIT
         counter = t * gpu.quotient(n_heads + HEADS - 1, HEADS) + cuda.blockIdx.y
-        if to.width == 0 or not is_last_block(how.counters, counter, n_seen):
+        if to.width == 0 or not is_last_block(params.counters, counter, n_seen):
             return
         shares, part = cuda.shared.array(n_shares, np.float32), n_latent + 2
-        at_part = (((t - how.first_token) * n_heads + first_head) * n_splits + first_split) * part
+        at_part = (((t - params.first_token) * n_heads + first_head) * n_splits + first_split) * part
         if thread < HEADS and first_head + thread < n_heads:
-            sink = how.sinks[first_head + thread] if how.has_sinks else np.float32(_NONE)
+            sink = params.sinks[first_head + thread] if params.has_sinks else np.float32(_NONE)
             at = at_part + thread * n_splits * part + n_latent
             totals_of_warps[thread] = _share(parts, at, part, n_seen, sink, shares, thread * MOST_MERGED)
         cuda.syncthreads()
         n_units = to.width // WARP
         for unit in range(warp, min(HEADS, n_heads - first_head) * n_units, ATTEND_WARPS):
             head = gpu.quotient(unit, n_units)
-            j, value, row = WARP * (unit - head * n_units) + i, np.float32(0), (first_head + head) * how.n + t
+            j, value, row = WARP * (unit - head * n_units) + i, np.float32(0), (first_head + head) * params.n + t
             if j < n_latent:
                 at, total = at_part + head * n_splits * part + j, totals_of_warps[head]
                 value = _merged(parts, at, part, n_seen, shares, head * MOST_MERGED, total)

@@ -163,7 +163,7 @@ def _multiply_gated(fmt, n_tokens):
     name = f"multiply_{fmt.name}_gated_{n_tokens}"
 
     @kernel("j", MatrixArgs, SourceArgs, "iiii", GateArgs, TargetArgs, name=name)
-    def multiply(inputs, w, x, column, which, n_most, per_token, how, to):
+    def multiply(inputs, w, x, column, which, n_most, per_token, params, to):
         """Activate gates, and multiply them with ups, as they are made; the upper half of the rows of W are gates.
 
         Without `has_up` all are gates. A warp takes four rows of each half and `n_tokens` tokens, a block a whole unit; rows
@@ -172,13 +172,13 @@ def _multiply_gated(fmt, n_tokens):
         Args:
             inputs, w, x: See `matmul`.
             n_most, per_token: Of routes, see `token_at`.
-            how: See `GateArgs`.
+            params: See `GateArgs`.
             to: See `TargetArgs`.
         """
         i, warp, unit = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP, cuda.blockIdx.x
-        size = w.n_rows // (1 + how.has_up)
+        size = w.n_rows // (1 + params.has_up)
         if which == OF_TOKENS and cuda.blockIdx.y == 0:
-            for half in range(1 + how.has_up):
+            for half in range(1 + params.has_up):
                 bring_tiles_near(w, size // TILE_ROWS * half + GATED_WARPS * unit, GATED_WARPS)
         gpu.wait_for_launch()
         matrix, t, n_wanted = tile_of_block(inputs, which, cuda.blockIdx.y, n_tokens)
@@ -187,7 +187,7 @@ def _multiply_gated(fmt, n_tokens):
         sums, rows = cuda.local.array(n_tokens, np.float32), cuda.local.array(n_tokens, kind_of_rows)
         list_rows(rows, n_tokens, inputs, which, n_most, per_token, t, n_wanted)
         staged = cuda.shared.array(n_staged, np.float32)
-        for half in range(1 + how.has_up):
+        for half in range(1 + params.has_up):
             tile = _tile_of(warp, half, unit, size)
             sums_of_cut(w, tile, 0, 1, matrix, x, rows, i, sums)
             slice_sums(sums, n_tokens)
@@ -199,7 +199,7 @@ def _multiply_gated(fmt, n_tokens):
         cuda.syncthreads()
         matrix, t, n_wanted = tile_of_block(inputs, which, cuda.blockIdx.y, n_tokens)  # anew: to keep them takes registers
         place = matrix if column else t
-        put_gated(staged, min(n_tokens, n_wanted - t), place, max(1, column), unit, size, how, to)
+        put_gated(staged, min(n_tokens, n_wanted - t), place, max(1, column), unit, size, params, to)
 
     return multiply
 

@@ -183,31 +183,31 @@ def _put_normed(inputs, x, norm, start, sizes, found, t, to, firsts, weights):
 
 
 @kernel("j", NormedArgs, NormArgs, NormArgs, TargetArgs)
-def norm_rows(inputs, how, y_norm, norm, to):
+def norm_rows(inputs, params, y_norm, norm, to):
     """Add a norm of row t of y to that of x, and norm that; where there is no such norm, its kind is NOTHING.
 
     Args:
         inputs: The inputs of the pass.
-        how: See `NormedArgs`.
+        params: See `NormedArgs`.
         y_norm, norm: Of rows of y, and of groups of x.
         to: Where `n_out` values of each group go; those beyond `size` are 0.
     """
     t, group, thread = cuda.blockIdx.x, cuda.blockIdx.y, np.uint32(cuda.threadIdx.x)
-    x, y, size, is_output = how.x, how.y, how.size, how.is_output
+    x, y, size, is_output = params.x, params.y, params.size, params.is_output
     parts, weights = cuda.shared.array(_WARPS, np.float32), cuda.local.array(SEVERAL, np.float32)
-    _read_weights(norm, group * how.step, size, thread, weights)
+    _read_weights(norm, group * params.step, size, thread, weights)
     gpu.wait_for_launch()
     if t >= (inputs[N_ROWS] if is_output else inputs[N_TOKENS]):
         return
-    start = (inputs[ROWS + t] if is_output else t) * how.stride + group * size
+    start = (inputs[ROWS + t] if is_output else t) * params.stride + group * size
     if y_norm.kind != NOTHING:
-        mean, inverse = moments(y, t * how.y_stride, size, THREADS, y_norm, parts)
-        _add_normed(x, start, y, t * how.y_stride, size, thread, THREADS, y_norm, mean, inverse, how.is_traded)
+        mean, inverse = moments(y, t * params.y_stride, size, THREADS, y_norm, parts)
+        _add_normed(x, start, y, t * params.y_stride, size, thread, THREADS, y_norm, mean, inverse, params.is_traded)
         cuda.syncthreads()
     if norm.kind == NOTHING:
         return
     first_float, found = t * to.width + group * size, moments(x, start, size, THREADS, norm, parts)
-    _put_normed(inputs, x, norm, start, (group * how.step, size, how.n_out), found, t, to, (first_float, 0), weights)
+    _put_normed(inputs, x, norm, start, (group * params.step, size, params.n_out), found, t, to, (first_float, 0), weights)
 
 
 @lane

@@ -102,16 +102,16 @@ def _recur(kind, has_delta):
             to[at + c] = values[c]
 
     @kernel("j", RecurArgs, name="recur" + "_delta" * has_delta + f"_{kind}")
-    def recur(inputs, how):
+    def recur(inputs, params):
         """Take the tokens of all runs through a layer's recurrence; see `RecurArgs`."""
         x, table, state, aside, added, n_rows, n_steps = (
-            how.x,
-            how.table,
-            how.state,
-            how.aside,
-            how.added,
-            how.n_rows,
-            how.n_steps,
+            params.x,
+            params.table,
+            params.state,
+            params.aside,
+            params.added,
+            params.n_rows,
+            params.n_steps,
         )
         run, i = layout.RUNS + cuda.blockIdx.y * layout.RUN_FIELDS, cuda.threadIdx.x
         if cuda.blockIdx.y >= inputs[layout.N_RUNS]:
@@ -119,23 +119,25 @@ def _recur(kind, has_delta):
         tile = cuda.shared.array(_TILE, np.float32)
         sums = cuda.local.array(COLUMNS, np.float32)
         values = cuda.local.array(COLUMNS, np.float32)
-        column, width, n_key_heads = COLUMNS * cuda.blockIdx.x, how.n_heads * how.value_dim, how.n_key_heads
-        head = gpu.quotient(column, how.value_dim)
+        column, width, n_key_heads = COLUMNS * cuda.blockIdx.x, params.n_heads * params.value_dim, params.n_key_heads
+        head = gpu.quotient(column, params.value_dim)
         key_head = (
-            gpu.remainder(head, n_key_heads) if how.is_tiled else gpu.quotient(head, gpu.quotient(how.n_heads, n_key_heads))
+            gpu.remainder(head, n_key_heads)
+            if params.is_tiled
+            else gpu.quotient(head, gpu.quotient(params.n_heads, n_key_heads))
         )
         key, n_keys, own = key_head * n_rows, n_key_heads * n_rows, (inputs[run + layout.SLOT] * width + column) * n_rows
         step = column if kind == BY_CHANNEL else head * n_rows if kind == BY_KEY else head
         beta, row = column if kind == BY_CHANNEL else head, column * n_rows
         kept, n_certain, save = (
-            inputs[run + layout.SLOT] * how.n_aside,
+            inputs[run + layout.SLOT] * params.n_aside,
             inputs[run + layout.N_CERTAIN],
             inputs[run + layout.SAVE],
         )
         if inputs[run + layout.IS_START]:
             _clear(tile, n_rows, i)
         else:
-            _load(tile, how.saved if inputs[run + layout.IS_RESTORED] else state, own, n_rows, i)
+            _load(tile, params.saved if inputs[run + layout.IS_RESTORED] else state, own, n_rows, i)
         for j in range(-1, inputs[run + layout.N]):
             t = inputs[layout.ORDER + inputs[run + layout.FIRST] + j] if j >= 0 else 0
             path = inputs[layout.STATES + t] if j >= 0 else inputs[run + layout.ACCEPTED]
@@ -145,30 +147,30 @@ def _recur(kind, has_delta):
                 for node in range(path + 1, path + 1 + inputs[path]):
                     above = inputs[node]
                     is_aside = above < 0
-                    place = kept + (-1 - above if is_aside else gpu.remainder(inputs[layout.CELLS + above], how.n_aside))
-                    at = place * (n_keys + n_steps) if is_aside else above * how.stride
-                    at_key = at + key + (0 if is_aside else how.key_at)
-                    at_step = at + step + (n_keys if is_aside else how.step_at)
+                    place = kept + (-1 - above if is_aside else gpu.remainder(inputs[layout.CELLS + above], params.n_aside))
+                    at = place * (n_keys + n_steps) if is_aside else above * params.stride
+                    at_key = at + key + (0 if is_aside else params.key_at)
+                    at_step = at + step + (n_keys if is_aside else params.step_at)
                     source = aside if is_aside else x
                     take_in(tile, source, at_key, at_step, table, row, added, place * width + column, n_rows, i)
             if j >= 0:
-                at = t * how.stride
-                at_key, at_step = at + how.key_at + key, at + how.step_at + step
+                at = t * params.stride
+                at_key, at_step = at + params.key_at + key, at + params.step_at + step
                 product(tile, x, at_key, at_step, table, row, n_rows, i, sums)
                 if has_delta:
                     warp_sums(sums, COLUMNS)
                 for c in range(COLUMNS):
                     values[c] = sums[c]
-                add_values(x, at + how.value_at + column, at + how.beta_at + beta, values)
-                sweep(tile, x, at_key, at_step, at + how.query_at + key, table, row, n_rows, i, values, sums)
+                add_values(x, at + params.value_at + column, at + params.beta_at + beta, values)
+                sweep(tile, x, at_key, at_step, at + params.query_at + key, table, row, n_rows, i, values, sums)
                 warp_sums(sums, COLUMNS)
                 if i == 0:
-                    put(sums, how.y, t * width + column)
+                    put(sums, params.y, t * width + column)
                     if j >= n_certain:
-                        put(values, added, (kept + gpu.remainder(inputs[layout.CELLS + t], how.n_aside)) * width + column)
+                        put(values, added, (kept + gpu.remainder(inputs[layout.CELLS + t], params.n_aside)) * width + column)
                 warp_barrier()
             if j + 1 == save:
-                _store(tile, how.saved, own, n_rows, i)
+                _store(tile, params.saved, own, n_rows, i)
             if j + 1 == n_certain:
                 _store(tile, state, own, n_rows, i)
 

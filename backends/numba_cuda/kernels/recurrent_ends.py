@@ -92,30 +92,30 @@ def _gated(value, gate, is_sigmoid):
 
 
 @lane
-def _skip(how, t, first, i):
+def _skip(params, t, first, i):
     """Y += skip * values of a group, gated if that comes first; a lane's share of the squares of that."""
-    total, y_at, values_at, gates_at = np.float32(0), t * how.size, t * how.values_stride, t * how.gates_stride
-    for j in range(first + i, first + how.group, WARP):
-        value = how.y[y_at + j]
-        if how.has_skip:
-            value = gpu.fma(how.skip[j], how.values[values_at + j], value)
-        if how.is_gated_first:
-            value = _gated(value, how.gates[gates_at + j], how.is_sigmoid)
-        how.y[y_at + j] = value
+    total, y_at, values_at, gates_at = np.float32(0), t * params.size, t * params.values_stride, t * params.gates_stride
+    for j in range(first + i, first + params.group, WARP):
+        value = params.y[y_at + j]
+        if params.has_skip:
+            value = gpu.fma(params.skip[j], params.values[values_at + j], value)
+        if params.is_gated_first:
+            value = _gated(value, params.gates[gates_at + j], params.is_sigmoid)
+        params.y[y_at + j] = value
         total = gpu.fma(value, value, total)
     return total
 
 
 @lane
-def _norm_group(how, out, to, t, first, step, i, inverse):
+def _norm_group(params, out, to, t, first, step, i, inverse):
     """Write a group, normed, and gated if that comes last."""
-    y_at, gates_at = t * how.size + first, t * how.gates_stride + first
-    for j in range(i, how.group, WARP):
-        value = how.y[y_at + j]
-        if how.has_norm:
-            value = gpu.mul(gpu.mul(value, np.float32(inverse)), how.weight[step + j])
-        if not how.is_gated_first:
-            value = _gated(value, how.gates[gates_at + j], how.is_sigmoid)
+    y_at, gates_at = t * params.size + first, t * params.gates_stride + first
+    for j in range(i, params.group, WARP):
+        value = params.y[y_at + j]
+        if params.has_norm:
+            value = gpu.mul(gpu.mul(value, np.float32(inverse)), params.weight[step + j])
+        if not params.is_gated_first:
+            value = _gated(value, params.gates[gates_at + j], params.is_sigmoid)
         out[to + first + j] = value
 
 
@@ -129,21 +129,21 @@ def _keep_aside(inputs, fed, t, first, step):
 
 
 @kernel("j", GroupsArgs, TargetArgs, FedArgs, most_registers=112)  # two blocks
-def gate_groups(inputs, how, to, fed):
+def gate_groups(inputs, params, to, fed):
     """Y += skip * values; y = norm(y) times the activated gates, or the other way round; a block for some groups of a token.
 
     Besides, drafted tokens' inputs of the recurrence are kept aside, because this comes after it.
 
     Args:
         inputs: The inputs of the pass.
-        how: See `GroupsArgs`.
+        params: See `GroupsArgs`.
         to: Always as floats, of which units are made.
         fed: See `FedArgs`.
     """
     t, thread, block = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:
         return
-    size, group, per_block = how.size, how.group, how.per_block
+    size, group, per_block = params.size, params.group, params.per_block
     n_groups = size // group
     n_blocks = (n_groups + per_block - 1) // per_block
     if inputs[STATES + t] >= 0:
@@ -153,8 +153,8 @@ def gate_groups(inputs, how, to, fed):
     end = min(n_groups, (block + 1) * per_block)
     for number in range(block * per_block + thread // WARP, end, _WARPS):
         first = number * group
-        total = warp_sum(_skip(how, t, first, i))
-        _norm_group(how, to.floats, out, t, first, number * how.step, i, inverse_root(total, group, how.eps))
+        total = warp_sum(_skip(params, t, first, i))
+        _norm_group(params, to.floats, out, t, first, number * params.step, i, inverse_root(total, group, params.eps))
     is_last = block == n_blocks - 1
     if is_last and thread < to.width - size:
         to.floats[out + size + thread] = np.float32(0)

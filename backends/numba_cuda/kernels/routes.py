@@ -50,31 +50,31 @@ def gather_rows(inputs, x, weights, routes, n_most, k, n_apart, has_weights, to)
 
 
 @lane
-def _put_combined(routes, rows, stride, how, t, i):
+def _put_combined(routes, rows, stride, params, t, i):
     """Store value i of token t's sum, or add it; see `CombineArgs`."""
-    total, at = np.float32(0), t * how.n_weights
-    for j in range(how.k):
-        weight = np.float32(1) if how.is_weighed else how.weights[at + j]
-        total = gpu.fma(rows[routes[PLACES * how.n_most + t * how.k + j] * stride + i], weight, total)
-    if how.has_shared:
-        total = gpu.fma(how.shared[t * stride + i], how.weights[at + how.n_weights - 1], total)
-    how.y[t * stride + i] = gpu.add(how.y[t * stride + i], total) if how.adds else total
+    total, at = np.float32(0), t * params.n_weights
+    for j in range(params.k):
+        weight = np.float32(1) if params.is_weighed else params.weights[at + j]
+        total = gpu.fma(rows[routes[PLACES * params.n_most + t * params.k + j] * stride + i], weight, total)
+    if params.has_shared:
+        total = gpu.fma(params.shared[t * stride + i], params.weights[at + params.n_weights - 1], total)
+    params.y[t * stride + i] = gpu.add(params.y[t * stride + i], total) if params.adds else total
 
 
 @lane
-def combine(routes, rows, stride, how, first, n, thread, n_threads):
+def combine(routes, rows, stride, params, first, n, thread, n_threads):
     """Values of y[t], n from the first on: the weighted sums of tokens' rows (places, stride), and of shared ones."""
-    n_tokens = gpu.quotient(routes[3 * routes[0]], how.k)  # the last tile ends with the last row
+    n_tokens = gpu.quotient(routes[3 * routes[0]], params.k)  # the last tile ends with the last row
     value, end = np.int32(thread), np.int32(n * n_tokens)
     while value < end:  # a range would take more registers
         t, i = gpu.quotient(value, n), first + gpu.remainder(value, n)
-        _put_combined(routes, rows, stride, how, t, i)
+        _put_combined(routes, rows, stride, params, t, i)
         value = np.int32(value + n_threads)
 
 
 @kernel("jjfi", CombineArgs)
-def combine_rows(inputs, routes, rows, stride, how):
+def combine_rows(inputs, routes, rows, stride, params):
     """All values of y; see `combine`."""
     t, i = cuda.blockIdx.y, cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if t < inputs[N_TOKENS] and i < stride:
-        _put_combined(routes, rows, stride, how, t, i)
+        _put_combined(routes, rows, stride, params, t, i)

@@ -110,14 +110,14 @@ def merge_head(parts, start, splits, dim, sink):
 
 
 @together
-def put_heads(inputs, t, first_head, n, parts, start, dim, step, how, to):
+def put_heads(inputs, t, first_head, n, parts, start, dim, step, params, to):
     """Store n merged heads of token t in rows (tokens, width); a warp takes every so many units, as the block has warps.
 
     Args:
         inputs: The inputs of the pass.
         first_head: Its first value begins a unit.
         start: Where in `parts` its values begin, and `step` further on those of the next head.
-        how: See `MergeArgs`.
+        params: See `MergeArgs`.
     """
     i, size = cuda.threadIdx.x % WARP, n * dim
     for unit in range(cuda.threadIdx.x // WARP, (size + WARP - 1) // WARP, cuda.blockDim.x // WARP):
@@ -126,7 +126,7 @@ def put_heads(inputs, t, first_head, n, parts, start, dim, step, how, to):
         if j < size:
             head = gpu.quotient(j, dim)
             value = parts[start + head * step + j - head * dim]
-            if how.gate_size:
-                gate = how.gates[t * how.gate_stride + gpu.quotient(column, how.gate_size)]
-                value = gpu.mul(value, softplus(gate) if how.is_softplus else sigmoid(gate))
+            if params.gate_size:
+                gate = params.gates[t * params.gate_stride + gpu.quotient(column, params.gate_size)]
+                value = gpu.mul(value, softplus(gate) if params.is_softplus else sigmoid(gate))
         put(value, i, to, t * to.width + column, unit_of(inputs, t, column // WARP, to.width // WARP))

@@ -9,7 +9,7 @@ from augury.backends.numba_cuda.operations import attention, ends, experts, late
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter
 from augury.backends.numba_cuda.operations.rewrites import ConvolveAndDecay
 from augury.backends.numba_cuda.operations.rows import activate, look_up
-from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.tape import Gate, Tape
 from augury.lowering import emitters_of
 
@@ -19,9 +19,9 @@ __all__ = [
     "THREADS",
     "WARP",
     "Arguments",
+    "DeviceRows",
     "Gate",
     "OperationEmitter",
-    "Rows",
     "Tape",
     "activate",
     "look_up",

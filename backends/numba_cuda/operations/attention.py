@@ -27,7 +27,7 @@ from augury.backends.numba_cuda.tape import Tape, splits_of, splits_seen
 from augury.backends.numba_cuda.weights import Weights
 from augury.blocks import GateKind, Rope, Temperature
 from augury.errors import UnsupportedError
-from augury.lowering import Attend, Choice, Choose, ChooseByHead, PrepareHeads
+from augury.lowering import Attend, Choose, ChooseByHead, PositionChoice, PrepareHeads
 
 CHOSEN = "chosen blocks"
 _SCORES, _COUNTERS = "scores of blocks", "tokens' counters"
@@ -49,10 +49,10 @@ class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
         rows, first, roles = layout.rows(operation.x[0], tape), operation.steps[0], ("q", "k", "v")
         counts = [x.width // dim for x, dim in zip(operation.x, operation.dims, strict=True)]
         named = dict(zip(roles[operation.caches[0] is not None :], counts, strict=False))
-        how: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": first.lag}
-        how |= {"limit": np.inf if first.clamp is None else first.clamp, "is_rope_first": first.is_rope_first}
-        how |= {"n_heads": named.get("q", 0), "n_kv_heads": named.get("k", 0)}
-        how |= {"head_dim": operation.dims[0], "value_dim": operation.dims[-1]}
+        params: Arguments = {"rows": rows.at, "stride": rows.width, "length": n_ctx, "lag": first.lag}
+        params |= {"limit": np.inf if first.clamp is None else first.clamp, "is_rope_first": first.is_rope_first}
+        params |= {"n_heads": named.get("q", 0), "n_kv_heads": named.get("k", 0)}
+        params |= {"head_dim": operation.dims[0], "value_dim": operation.dims[-1]}
         arguments: Arguments = dict.fromkeys(("keys", "values"), StoreArgs(kept_as=NOT_KEPT))
         for (role, n), steps, place in zip(named.items(), operation.steps, operation.caches, strict=True):
             if steps.norm is not None:
@@ -60,8 +60,8 @@ class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
             if place is not None:
                 cache = self.scope.cache(place, operation.source)
                 arguments["keys" if role == "k" else "values"] = StoreArgs(cache.codes, cache.halves, cache.number)
-            how |= sharpened(tape.weights, steps.temperature, n_ctx)
-        arguments |= {"how": HeadsArgs(**how), "turn": turned(tape.weights, first.rope, n_ctx)}
+            params |= sharpened(tape.weights, steps.temperature, n_ctx)
+        arguments |= {"params": HeadsArgs(**params), "turn": turned(tape.weights, first.rope, n_ctx)}
         tape.launch(prepare_heads, (sum(counts), tape.size.n_tokens), WARP, **arguments)
 
 
@@ -121,13 +121,13 @@ class AttendEmitter(OperationEmitter[Attend | AttendGated]):
             launches.append((ATTEND_POOLED[cache.kept_as], n_pooled, 0, pooled, read))
         read |= self._merged(tape)
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
-            for kernel, n_all, reach, how, more in launches:
+            for kernel, n_all, reach, params, more in launches:
                 n_doublings = 0 if more["choice"].block_size else doublings_of_tile(n_of_group, n)
                 step = n_doublings if tape.size.is_run else 0
-                n_blocks = splits_seen(n_all, reach, tape.size.n_tokens if how.sees_block else 1 << n_doublings)
+                n_blocks = splits_seen(n_all, reach, tape.size.n_tokens if params.sees_block else 1 << n_doublings)
                 grid = (n_blocks, keys.n_heads * -(-n_of_group // HEADS), -(-n >> step))
-                how_many = how._replace(first_token=first, n_doublings=n_doublings, step=step)
-                tape.launch(kernel, grid, ATTEND_THREADS, how=how_many, **more)
+                how_many = params._replace(first_token=first, n_doublings=n_doublings, step=step)
+                tape.launch(kernel, grid, ATTEND_THREADS, params=how_many, **more)
 
     def _merged(self, tape: Tape) -> Arguments:
         """The arguments of the launch that merges splits."""
@@ -141,12 +141,12 @@ class AttendEmitter(OperationEmitter[Attend | AttendGated]):
         return {"merge": MergeArgs(**arguments), "to": self.layout.operand(operation.out, tape).target}
 
 
-def n_blocks(choice: Choice, n_ctx: int) -> int:
+def n_blocks(choice: PositionChoice, n_ctx: int) -> int:
     """The number of blocks in a list of chosen ones: the last need not be whole."""
     return n_ctx // choice.size + 1
 
 
-def choice_args(tape: Tape, choice: Choice | None, n_ctx: int) -> Any:
+def choice_args(tape: Tape, choice: PositionChoice | None, n_ctx: int) -> Any:
     """The arguments of kernels for the positions that tokens attend to."""
     if choice is None or choice.is_all:
         return ChoiceArgs()
@@ -221,8 +221,8 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
         size, n_all = operation.out.size, n_blocks(operation.out, n_ctx)
         arguments: Arguments = {"rows": rows.at, "stride": rows.width, "dim": keys.dim, "size": size, "length": n_ctx}
         arguments |= {"scores": tape.buffers[_SCORES], "chosen": tape.buffers[CHOSEN]}
-        how = BlocksArgs(**arguments, n_blocks=n_all, n_chosen=operation.n_chosen)
-        given: Arguments = {"how": how, "keys": CacheArgs(keys.codes, keys.halves)}
+        params = BlocksArgs(**arguments, n_blocks=n_all, n_chosen=operation.n_chosen)
+        given: Arguments = {"params": params, "keys": CacheArgs(keys.codes, keys.halves)}
         if isinstance(operation, ChooseByHead):
             lists = {"n_local": operation.n_local, "n_groups": operation.out.width}
             tape.launch(CHOOSE_BLOCKS[keys.kept_as], (operation.out.width, n_tokens), THREADS, **lists, **given)

@@ -12,9 +12,9 @@ from augury.backends.numba_cuda.kernels.sample import cap_logits
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter
 from augury.backends.numba_cuda.operations.layout import INPUTS
 from augury.backends.numba_cuda.operations.rows import look_up
-from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.tape import Tape
-from augury.lowering import BeginStreams, GiveInputs, GiveLogits, LookUp, ReadTokens
+from augury.lowering import ComputeLogits, InitStreams, LookUp, ReadTokens, SetLayerInputs
 
 
 class LookUpEmitter(OperationEmitter[LookUp]):
@@ -34,17 +34,17 @@ class ReadTokensEmitter(OperationEmitter[ReadTokens]):
         tape.launch(read_tokens, (-(-tape.size.n_tokens // WARP),), WARP, out=out.at, stride=out.width)
 
 
-class BeginStreamsEmitter(OperationEmitter[BeginStreams]):
+class BeginStreamsEmitter(OperationEmitter[InitStreams]):
     """Copies rows to x or the residual streams, unless they lie there."""
 
     def emit(self, tape: Tape) -> None:
         y, to, size = self.operation.y, tape.streams, self.operation.y[0].width
         for i in range(0 if self.layout.begins(y[0]) else to.width // size):
             rows = self.layout.rows(y[min(i, len(y) - 1)], tape)
-            tape.blend(Rows(to.at.at(4 * i * size), to.width), rows, 0.0, 1.0, width=size)
+            tape.blend(DeviceRows(to.at.at(4 * i * size), to.width), rows, 0.0, 1.0, width=size)
 
 
-class GiveInputsEmitter(OperationEmitter[GiveInputs]):
+class GiveInputsEmitter(OperationEmitter[SetLayerInputs]):
     """Adds the rows of a table to the inputs of layers."""
 
     def buffers(self) -> Mapping[str, int]:
@@ -52,13 +52,13 @@ class GiveInputsEmitter(OperationEmitter[GiveInputs]):
 
     def emit(self, tape: Tape) -> None:
         operation, layout = self.operation, self.layout
-        to = Rows(tape.buffers[INPUTS], operation.x.width)
+        to = DeviceRows(tape.buffers[INPUTS], operation.x.width)
         if not layout.is_given(operation.x):
             tape.blend(to, layout.rows(operation.x, tape), 0.0, 1.0)
         tape.blend(to, layout.rows(operation.other, tape), operation.scale, operation.scale * operation.factor)
 
 
-class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
+class GiveLogitsEmitter(OperationEmitter[ComputeLogits]):
     """Computes logits, and finds each row's best token and its logit where these are wanted."""
 
     def buffers(self) -> Mapping[str, int]:
@@ -71,7 +71,7 @@ class GiveLogitsEmitter(OperationEmitter[GiveLogits]):
         narrow = tape.narrow.get(linear)
         matrices = [(tape.weights.matrix(linear), 0)] if narrow is None else narrow.matrices
         n_vocab = sum(matrix.n_rows for matrix, _ in matrices)
-        rows = Rows(tape.buffers["logits"], n_vocab)
+        rows = DeviceRows(tape.buffers["logits"], n_vocab)
         if layout.is_stream(operation.x):
             normed = tape.norm(operation.norm, (linear,), is_output=True)
         else:

@@ -19,7 +19,7 @@ from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scop
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
 from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate
 from augury.backends.numba_cuda.products import WARPS, tile_of
-from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
+from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Gating
 from augury.errors import UnsupportedError
@@ -42,7 +42,7 @@ class ChooseExpertsEmitter(OperationEmitter[ChooseExperts]):
         }
 
     def emit(self, tape: Tape) -> None:
-        tape.launch(experts.route, (1,), THREADS, how=self.arguments(tape))
+        tape.launch(experts.route, (1,), THREADS, params=self.arguments(tape))
 
     def arguments(self, tape: Tape) -> Any:
         """The arguments of kernels; leaves the routes to their readers."""
@@ -108,7 +108,7 @@ class MultiplyAndChooseEmitter(OperationEmitter[MultiplyAndChoose]):
         grid = (n_blocks, -(-tape.size.n_tokens // at_once))
         product: Arguments = {"w": matrix.arguments, "counters": tape.buffers["counters"], "n_blocks": n_blocks}
         product["x"] = self.layout.operand(multiply.x, tape).source(is_float=True)
-        tape.launch(experts.ROUTE[at_once], grid, WARP * n_warps, how=self._choice.arguments(tape), **product)
+        tape.launch(experts.ROUTE[at_once], grid, WARP * n_warps, params=self._choice.arguments(tape), **product)
 
 
 class SharedExpertEmitter(OperationEmitter[SharedExpert]):
@@ -160,11 +160,11 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         hidden = tape.operand("experts' hidden", size, [block.down])
         gate = Gate(block.activation, block.limit, block.limits_activated, block.constants)
         if not tape.multiply_gated(read, inputs, hidden, gate, chosen):
-            rows = Rows(tape.buffers["experts' gate and up"], self._width)
+            rows = DeviceRows(tape.buffers["experts' gate and up"], self._width)
             tape.multiply_tiles(read, inputs, rows, chosen)
-            ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
+            ups = None if block.gate is None else DeviceRows(rows.at.at(4 * size), rows.width)
             activate(tape, gate, rows, ups, hidden, size, per_token=k, n_apart=tiles.n_apart)
-        to, rows = layout.rows(operation.out, tape), Rows(tape.buffers["experts' rows"], block.down.n_out)
+        to, rows = layout.rows(operation.out, tape), DeviceRows(tape.buffers["experts' rows"], block.down.n_out)
         combined: Arguments = {"weights": weights, "n_weights": block.router.n_used + 1}
         combined |= {"is_weighed": block.weighs_input, "adds": to is tape.x, "y": to.at}
         if self._other is not None and k == block.router.n_used:
@@ -174,9 +174,9 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
     def _gather(self, tape: Tape, x: Operand, to: Operand, tiles: Tiles) -> None:
         """Write that a row is copied for each of its experts."""
         k, grid = tiles.per_token, (warps_of(units_of(x.width)), tape.size.n_tokens * tiles.per_token)
-        how = {"n_most": tiles.n_most, "k": k, "n_apart": tiles.n_apart, "has_weights": self._block.weighs_input}
+        params = {"n_most": tiles.n_most, "k": k, "n_apart": tiles.n_apart, "has_weights": self._block.weighs_input}
         places = {"x": x.floats, "weights": tape.buffers["weights of experts"], "routes": tiles.at}
-        tape.launch(routes.gather_rows, grid, WARP * WARPS, **places, **how, to=to.target)
+        tape.launch(routes.gather_rows, grid, WARP * WARPS, **places, **params, to=to.target)
 
 
 class AddWeighedEmitter(OperationEmitter[AddWeighed]):

@@ -22,7 +22,7 @@ from augury.backends.numba_cuda.operations.attention import FOREVER, choice_args
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.products import WARPS
-from augury.backends.numba_cuda.rows import Operand, Rows, Tiles, units_of
+from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, units_of
 from augury.backends.numba_cuda.tape import Tape, splits_of, warps_of
 from augury.blocks import Matrices
 from augury.errors import UnsupportedError
@@ -50,17 +50,17 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
         operation, keys, weights, n_ctx = self.operation, self.operation.keys, tape.weights, self.scope.options.n_ctx
         cache, to = self.scope.cache(operation.cache), tape.operand(_SPLIT, keys.n_in, [keys])
         heads, latents = (self.layout.rows(value, tape) for value in (operation.queries, operation.latents))
-        how: Arguments = {"rows": latents.at, "heads": heads.at, "stride": heads.width, "n": tape.size.n_tokens}
-        how |= {"n_latent": operation.norm.size, "n_turned": operation.latents.width - operation.norm.size}
-        how |= {"length": n_ctx, "head_dim": operation.queries.width // keys.n, "size": keys.n_in}
-        arguments: Arguments = {"how": kernels.LatentsArgs(**how), "to": to.target}
+        params: Arguments = {"rows": latents.at, "heads": heads.at, "stride": heads.width, "n": tape.size.n_tokens}
+        params |= {"n_latent": operation.norm.size, "n_turned": operation.latents.width - operation.norm.size}
+        params |= {"length": n_ctx, "head_dim": operation.queries.width // keys.n, "size": keys.n_in}
+        arguments: Arguments = {"params": kernels.LatentsArgs(**params), "to": to.target}
         arguments["cache"] = StoreArgs(cache.codes, cache.halves, cache.number)
         arguments |= {"latent": weights.norm_arguments(operation.norm), "turn": turned(weights, operation.rope, n_ctx)}
         if operation.turned_norm is not None:
             arguments["turned"] = weights.norm_arguments(operation.turned_norm)
         tape.launch(kernels.prepare_latents, (1 + (keys.n if keys.n_in else 0), tape.size.n_tokens), WARP, **arguments)
         if keys.n_in:
-            tape.multiply_tiles(to, [keys], Rows(tape.buffers[_ROWS], keys.n_out), _tiles_of(tape, keys.n))
+            tape.multiply_tiles(to, [keys], DeviceRows(tape.buffers[_ROWS], keys.n_out), _tiles_of(tape, keys.n))
 
 
 class AttendLatentsEmitter(OperationEmitter[AttendLatents]):
@@ -99,8 +99,8 @@ class AttendLatentsEmitter(OperationEmitter[AttendLatents]):
         kernel, n_blocks = ATTEND_LATENT[cache.kept_as, n_rows], -(-n_heads // (HEADS * n_rows))
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(n_splits)):
             common["first_token"] = first
-            how = LatentArgs(**arguments, **common)
-            tape.launch(kernel, (n_splits, n_blocks, n), ATTEND_THREADS, how=how, **read)
+            params = LatentArgs(**arguments, **common)
+            tape.launch(kernel, (n_splits, n_blocks, n), ATTEND_THREADS, params=params, **read)
             if not is_merged:
                 _emit_rows(tape, kernels.merge_latents, to, n_heads * n, n_merged=n, size=self._n_latent, **common)
 
@@ -131,7 +131,7 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads | MultiplyHeadsGated])
             gates = {"gates": rows.at, "gate_stride": rows.width, "gate_size": operation.out.width // operation.gates.width}
         elif tape.multiply_heads(x, matrices, to, tiles):
             return
-        made = Rows(tape.buffers[_ROWS], matrices.n_out)
+        made = DeviceRows(tape.buffers[_ROWS], matrices.n_out)
         tape.multiply_tiles(x, [matrices], made, tiles)
         _emit_rows(tape, kernels.join_heads, to, n, x=made.at, size=made.width, n_values=operation.out.width, **gates)
 

@@ -14,7 +14,7 @@ from augury.backends.numba_cuda.operations.attention_rewrites import AttendLaten
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts
 from augury.backends.numba_cuda.operations.fused import parts_of
 from augury.backends.numba_cuda.operations.rewrites import GIVEN, ActivateAndDecay, NormalizeParts, made_apart
-from augury.backends.numba_cuda.rows import Operand, Rows, units_of
+from augury.backends.numba_cuda.rows import DeviceRows, Operand, units_of
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear, Matrices
 from augury.lowering import Operation, Value
@@ -58,9 +58,9 @@ class Layout:
         for each in operations:
             self._add_in_place(each)
         self._added = {value: each.norm for each in operations if isinstance(each, op.Add) for value in self._made_to_add(each)}
-        begun = {self._canonical(each.y[0]) for each in operations if isinstance(each, op.BeginStreams)}
+        begun = {self._canonical(each.y[0]) for each in operations if isinstance(each, op.InitStreams)}
         self._begun = {value for value in begun if isinstance(self._makers[value], op.LookUp)}
-        self._given = {self._canonical(each.x) for each in operations if isinstance(each, op.GiveInputs)}
+        self._given = {self._canonical(each.x) for each in operations if isinstance(each, op.SetLayerInputs)}
         self._columns: dict[Value, tuple[str, int]] = {}  # buffer and column
         self._widths: dict[str, int] = {}  # of rows, by buffer
         self._next = {a: b for each in self._operations for a, b in self._neighbours(each)}
@@ -141,31 +141,31 @@ class Layout:
         name, first = self._columns[root]
         return name, column + first
 
-    def rows(self, value: Value, tape: Tape) -> Rows:
+    def rows(self, value: Value, tape: Tape) -> DeviceRows:
         """The rows of a value, from its first column on."""
         root, maker = value.root, self._makers.get(value.root)
         if isinstance(maker, GIVEN):
             name = INPUTS if isinstance(maker, op.ReadInput) else HIDDEN if isinstance(maker, op.ReadHidden) else EMBEDDED
             column, n = (maker.index * root.width, maker.n_layers) if isinstance(maker, op.ReadInput) else (0, 1)
-            return Rows(tape.buffers[name].at(4 * (column + value.first)), n * root.width)
+            return DeviceRows(tape.buffers[name].at(4 * (column + value.first)), n * root.width)
         is_operand = root in self._normed or (root in self._operands and not isinstance(maker, op.Convolve))
         if root in tape.operands or is_operand:
             operand = self.operand(root, tape)
-            return Rows(operand.floats.at(4 * value.first), operand.width)
+            return DeviceRows(operand.floats.at(4 * value.first), operand.width)
         if (canonical := self._canonical(value)) in self._begun:
             return tape.x
         if canonical in self._added:
             if self._added[canonical] is None:
                 return tape.x
             tape.add_pending()
-            return Rows(tape.buffers["y"], tape.x.width)
+            return DeviceRows(tape.buffers["y"], tape.x.width)
         row = self.whole_row(value, tape)
-        return Rows(row.at.at(4 * self.row(value)[1]), row.width)
+        return DeviceRows(row.at.at(4 * self.row(value)[1]), row.width)
 
-    def whole_row(self, value: Value, tape: Tape) -> Rows:
+    def whole_row(self, value: Value, tape: Tape) -> DeviceRows:
         """The rows of all values that lie side by side with one, from their first column on."""
         name, _ = self.row(value)
-        return tape.made.get((self, name)) or Rows(tape.buffers[name], self._widths[name])
+        return tape.made.get((self, name)) or DeviceRows(tape.buffers[name], self._widths[name])
 
     def operand(self, value: Value, tape: Tape) -> Operand:
         """Where a value is, or is to be, as matrices read it; of one that is normed first: floats alone."""

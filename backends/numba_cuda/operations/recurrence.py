@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
-from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.slot_memory import State
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Activation, GateKind, Vector
@@ -65,7 +65,7 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
         steps = self._steps(tape)
         n_blocks = sum(-(-n // CONVOLVE_THREADS) for n in (conv.n_channels, steps.n))
         grid = (n_blocks, min(tape.size.n_tokens, state.n_slots))
-        tape.launch(kernel, grid, CONVOLVE_THREADS, how=ConvolveArgs(**arguments), to=to, steps=steps)
+        tape.launch(kernel, grid, CONVOLVE_THREADS, params=ConvolveArgs(**arguments), to=to, steps=steps)
 
 
 class ConvolveAndDecayEmitter(ConvolveEmitter):
@@ -84,7 +84,7 @@ class ConvolveAndDecayEmitter(ConvolveEmitter):
         return StepArgs(t.at, tape.weights.vector(decay.dt), tape.weights.vector(decay.a), t.width, decay.t.width, step_at)
 
 
-def _column(first: Rows, other: Rows) -> int:
+def _column(first: DeviceRows, other: DeviceRows) -> int:
     """How many values after the first rows others begin."""
     return (other.at.offset - first.at.offset) // 4
 
@@ -180,8 +180,8 @@ class RecurEmitter(OperationEmitter[Recur]):
             arguments["table"] = tape.weights.flat(recur.a.weight, shape, columns=recurrence.COLUMNS)
         steps = {"step_at": layout.row(recur.betas if recur.decays is None else recur.decays)[1], "n_steps": _n_steps(recur)}
         grid = (heads.n_heads * heads.value_dim // recurrence.COLUMNS, min(tape.size.n_tokens, state.n_slots))
-        how = recurrence.RecurArgs(x=row.at, stride=row.width, **steps, **arguments)
-        tape.launch(recurrence.RECUR[kind, heads.has_delta], grid, WARP, how=how)
+        params = recurrence.RecurArgs(x=row.at, stride=row.width, **steps, **arguments)
+        tape.launch(recurrence.RECUR[kind, heads.has_delta], grid, WARP, params=params)
 
     def emit_states(self, tape: Tape) -> None:
         self.emit(tape)
@@ -237,7 +237,7 @@ class GateEmitter(OperationEmitter[Gate]):
         if self.recurrence is not None:
             fed = self.recurrence.kept(tape)
         grid = (tape.size.n_tokens, -(-n_groups // per_block))
-        tape.launch(recurrent_ends.gate_groups, grid, THREADS, how=GroupsArgs(**arguments), to=to, fed=fed)
+        tape.launch(recurrent_ends.gate_groups, grid, THREADS, params=GroupsArgs(**arguments), to=to, fed=fed)
 
 
 def _skip(skip: Vector, size: int, tape: Tape) -> Pointer:

@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
 from augury.backends.numba_cuda.products import WARPS
-from augury.backends.numba_cuda.rows import Operand, Rows, units_of
+from augury.backends.numba_cuda.rows import DeviceRows, Operand, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Linear, Norm, Vector
 from augury.lowering import Activate, Add, AddStream, Constant, ConvolveBlock, Multiply, Normalize, ReadHidden, ReadInput
@@ -127,21 +127,21 @@ class AddEmitter(OperationEmitter[Add]):
             if norm is None:
                 tape.blend(tape.x, rows, 1.0, 1.0)
                 return
-            tape.blend(Rows(tape.buffers["y"], tape.x.width), rows, 0.0, 1.0)
-        tape.add_rows_later(Rows(tape.buffers["y"], tape.x.width), norm)
+            tape.blend(DeviceRows(tape.buffers["y"], tape.x.width), rows, 0.0, 1.0)
+        tape.add_rows_later(DeviceRows(tape.buffers["y"], tape.x.width), norm)
 
 
 class AddStreamEmitter(OperationEmitter[AddStream]):
     """Adds the second residual stream, as it is with the next norm, which may trade places."""
 
     def emit(self, tape: Tape) -> None:
-        operation, z = self.operation, Rows(tape.buffers["embedded"], tape.x.width)
+        operation, z = self.operation, DeviceRows(tape.buffers["embedded"], tape.x.width)
         if (first := operation.first) is not None:
-            tape.blend(tape.x, Rows(tape.weights.vector(first), first.size), 1.0, operation.factor, is_one_row=True)
+            tape.blend(tape.x, DeviceRows(tape.weights.vector(first), first.size), 1.0, operation.factor, is_one_row=True)
         elif operation.factor != 1.0:
             tape.blend(tape.x, z, 1.0, operation.factor)
         else:
-            tape.add_rows_later(z, trades=operation.trades)
+            tape.add_rows_later(z, swaps=operation.swaps)
 
 
 class ConstantEmitter(OperationEmitter[Constant]):
@@ -149,7 +149,7 @@ class ConstantEmitter(OperationEmitter[Constant]):
 
     def emit(self, tape: Tape) -> None:
         numbers, out = self.operation.numbers, self.operation.out
-        row = Rows(tape.weights.constant(("numbers", numbers), lambda: np.array(numbers, np.float32)), out.width)
+        row = DeviceRows(tape.weights.constant(("numbers", numbers), lambda: np.array(numbers, np.float32)), out.width)
         tape.blend(self.layout.rows(out, tape), row, 0.0, 1.0, width=out.width, is_one_row=True)
 
 
@@ -200,8 +200,8 @@ def _gate_of(operation: Activate) -> Gate:
 def activate(
     tape: Tape,
     gate: Gate,
-    gates: Rows,
-    ups: Rows | None,
+    gates: DeviceRows,
+    ups: DeviceRows | None,
     to: Operand,
     size: int,
     *,
@@ -216,11 +216,11 @@ def activate(
     if divisors is not None:
         arguments |= {"divisors": tape.weights.vector(divisors), "has_divisors": True}
     grid = (warps_of(units_of(size)), max(1, per_token) * tape.size.n_tokens)
-    how = gate.arguments(has_up=ups is not None)
-    tape.launch(kernel, grid, WARP * WARPS, how=how, to=to.target, **arguments)
+    params = gate.arguments(has_up=ups is not None)
+    tape.launch(kernel, grid, WARP * WARPS, params=params, to=to.target, **arguments)
 
 
-def look_up(tape: Tape, table: Linear, to: Rows, ids: Pointer, *, per_token: int = 1, scale: float = 1.0) -> None:
+def look_up(tape: Tape, table: Linear, to: DeviceRows, ids: Pointer, *, per_token: int = 1, scale: float = 1.0) -> None:
     """Write that rows of a matrix are looked up, so many for each token."""
     matrix = tape.weights.matrix(table)
     grid = (-(-units_of(table.n_in) // WARP), tape.size.n_tokens * per_token)

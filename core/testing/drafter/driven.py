@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence as Items
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -15,7 +15,7 @@ from augury.engine.channel import Channel
 from augury.engine.context import EngineTarget
 from augury.engine.loop import Loop
 from augury.engine.request import make_request
-from augury.engine.sequence import Sequence
+from augury.engine.sequence import RunningSequence
 from augury.engine.session import EngineSession
 from augury.errors import AuguryError
 from augury.interfaces import Drafter, Pace, Progress
@@ -26,7 +26,7 @@ from augury.speculation.ahead import draft_ahead
 from augury.speculation.config import Member, Speculation
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import Choice, RequestDrafter, SlotProposals
+from augury.speculation.drafts import RequestDrafter, SlotProposals, VerifiedNodes
 from augury.speculation.planner import DraftPlanner
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
@@ -56,7 +56,7 @@ class Subject:
     drafter: type[Drafter]
     values: Mapping[str, Any]  # of its options, by name
     registry: Registry  # with the toys
-    backends: Items[str]  # that outputs are compared on
+    backends: Sequence[str]  # that outputs are compared on
     verify: Literal["match", "rejection"] = "match"  # how its drafts are verified
     report: DrafterReport = Factory(DrafterReport)
 
@@ -84,7 +84,7 @@ class Subject:
         """The drafter's options, some of them changed."""
         return build(self.drafter.options_class, {**self.values, **values}, self.name)
 
-    def drafts(self, requests: Items[ScriptedRequest], *, n_slots: int = 1) -> list[list[tuple[int, ...]]]:
+    def drafts(self, requests: Sequence[ScriptedRequest], *, n_slots: int = 1) -> list[list[tuple[int, ...]]]:
         """A new drafter's drafts in requests one after another, by request and round."""
         with DrivenLoop(self, n_slots) as loop:
             return [loop.play(request).drafts for request in requests]
@@ -94,7 +94,7 @@ class Subject:
 class Play:
     """A request that runs by a script."""
 
-    sequence: Sequence
+    sequence: RunningSequence
     rounds: deque[ScriptedRound]  # to come
     drafts: list[tuple[int, ...]] = Factory(list)  # of the drafter, whenever it was asked
 
@@ -114,7 +114,7 @@ class _AlwaysAhead(DraftPlanner):
     def __init__(self) -> None:
         super().__init__(PassCosts([PassTime(1, 0, 1.0)], 1), ())
 
-    def n_ahead(self, choices: Items[Choice], able: Items[Any], *_: Any, **__: Any) -> list[int]:  # noqa: ARG002
+    def n_ahead(self, choices: Sequence[VerifiedNodes], able: Sequence[Any], *_: Any, **__: Any) -> list[int]:  # noqa: ARG002
         return [_N_AHEAD for _ in able]
 
 
@@ -122,7 +122,7 @@ class ScriptedDrafting(Drafting):
     """Asks drafters as scripts say, where an engine's asks its planner."""
 
     def __init__(
-        self, chains: Items[Items[Drafter]], n_vocab: int, features: Collection[str], pace: Pace | None = None
+        self, chains: Sequence[Sequence[Drafter]], n_vocab: int, features: Collection[str], pace: Pace | None = None
     ) -> None:
         super().__init__(chains, None, n_vocab, features=features)
         for profile in self._profiles:
@@ -130,14 +130,14 @@ class ScriptedDrafting(Drafting):
         self._pace = pace
         self.plays: dict[str, Play] = {}  # by the request's id
 
-    def draft_ahead(self, choices: Items[Choice], n_others: int, begun_s: float) -> float:
+    def draft_ahead(self, choices: Sequence[VerifiedNodes], n_others: int, begun_s: float) -> float:
         """Draft ahead of every draft that is verified, as if all of it were right."""
         for choice in choices:
             choice.proposals.tree.chances = [1.0] * len(choice.proposals.tree)
         return draft_ahead(_AlwaysAhead(), choices, n_others, begun_s)
 
-    def _first(self, slots: Items[SlotProposals]) -> dict[SlotProposals, Choice]:
-        choices: dict[SlotProposals, Choice] = {}
+    def _first(self, slots: Sequence[SlotProposals]) -> dict[SlotProposals, VerifiedNodes]:
+        choices: dict[SlotProposals, VerifiedNodes] = {}
         asked: dict[SlotProposals, tuple[Way, Play]] = {}
         asks = []
         for slot in slots:
@@ -164,11 +164,11 @@ class ScriptedDrafting(Drafting):
             choices[slot] = self._part(slot, tested, draft, n)
         return choices
 
-    def _part(self, slot: SlotProposals, drafter: RequestDrafter, draft: Draft, k: int) -> Choice:
+    def _part(self, slot: SlotProposals, drafter: RequestDrafter, draft: Draft, k: int) -> VerifiedNodes:
         """The beginning of a draft alone."""
         slot.take(drafter, draft)
         part = draft.cut(k)
-        return Choice(slot, part, range(len(part)))
+        return VerifiedNodes(slot, part, range(len(part)))
 
     def _keeps_pace(self, drafter: RequestDrafter, draft: Draft) -> None:
         """See that a draft ends where it does not pay to go on."""
@@ -179,8 +179,8 @@ class ScriptedDrafting(Drafting):
             detail = f"{draft.depth} tokens one after another, where {pace.depth} were asked for"
         confidence = np.ones(len(draft)) if draft.confidence is None else draft.confidence
         for parent, chance in zip(draft.above.tolist(), confidence.tolist(), strict=True):
-            if reach[parent + 1] < pace.least_reach:
-                detail = f"a token after a path of {reach[parent + 1]:.3f}, where {pace.least_reach} was asked for"
+            if reach[parent + 1] < pace.min_path_probability:
+                detail = f"a token after a path of {reach[parent + 1]:.3f}, where {pace.min_path_probability} was asked for"
             reach.append(reach[parent + 1] * chance)
         if detail:
             raise contract.PACE.broken(drafter.profile.name, detail)
@@ -245,7 +245,7 @@ class DrivenLoop:
         params = {"temperature": request.temperature, "top_k": 20, "seed": 7, "prediction": request.prompt}
         prompt, registry, shared = np.array(request.prompt, np.int32), self._loader.registry, self._loader.shared.get
         made = make_request(prompt, params, speculation=self._speculation, n_vocab=self._n_vocab, registry=registry)
-        sequence = Sequence(made, Channel(), tokenizer=None, n_vocab=self._n_vocab, n_ctx=_N_CTX, shared=shared)
+        sequence = RunningSequence(made, Channel(), tokenizer=None, n_vocab=self._n_vocab, n_ctx=_N_CTX, shared=shared)
         play = self._drafting.plays[made.id] = Play(sequence, deque(request.rounds))
         self._loop.add(sequence)
         return play

@@ -43,14 +43,14 @@ There is one of `scales` for each of these parts; `base` is (n_made,), `weights`
 
 
 @lane
-def _share(how, at, i, n):
+def _share(params, at, i, n):
     """The weight of coefficient i: a gate, of which the first n are for reading and n more for writing, or a score."""
     part = min(quotient(i, n), 2)
-    value = fma(how.coefficients[at + i], how.scales[part], how.base[i])
+    value = fma(params.coefficients[at + i], params.scales[part], params.base[i])
     if part == 0:
-        value = add(sigmoid(value), np.float32(how.eps))
+        value = add(sigmoid(value), np.float32(params.eps))
     elif part == 1:
-        value = fma(sigmoid(value), np.float32(how.post_scale), np.float32(how.post_eps))
+        value = fma(sigmoid(value), np.float32(params.post_scale), np.float32(params.post_eps))
     return value
 
 

@@ -7,7 +7,7 @@ from oracles import weights
 from oracles.models import tiny_file
 from oracles.passes import run_of
 from oracles.products import activations, every_kind, multiply, random_matrix
-from stand_in_tiles import STAND_IN
+from support.stand_in_tiles import STAND_IN
 
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, model
 from augury.backends.numba_cpu.kernels import amx, isa, simd

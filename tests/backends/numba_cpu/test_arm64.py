@@ -4,11 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kernel_cases
 import numpy as np
 import pytest
 from oracles import weights
-from stand_in_tiles import STAND_IN
+from support import kernel_cases
+from support.stand_in_tiles import STAND_IN
 
 
 @pytest.fixture(scope="module")

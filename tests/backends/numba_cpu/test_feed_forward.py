@@ -3,7 +3,7 @@
 import gguf
 import numpy as np
 import pytest
-import stand_in_tiles  # noqa: F401 - one more instruction set
+import support.stand_in_tiles  # noqa: F401 - one more instruction set
 from oracles.passes import run_of
 
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions

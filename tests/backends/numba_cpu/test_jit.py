@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from damage import disk_is_full
+from support.damage import disk_is_full
 
 from augury.backends.numba_cpu.kernels import jit, simd
 from augury.files.atomic_file import AtomicFile

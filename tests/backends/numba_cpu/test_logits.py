@@ -6,7 +6,7 @@ import pytest
 from oracles.models import altered, tiny_file
 from oracles.passes import joined, run_of
 from oracles.weights import random_weights
-from stand_in_tiles import STAND_IN
+from support.stand_in_tiles import STAND_IN
 
 from augury import Registry
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions

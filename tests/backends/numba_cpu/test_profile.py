@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-import stand_in_tiles  # noqa: F401 - one more instruction set
+import support.stand_in_tiles  # noqa: F401 - one more instruction set
 from oracles.models import tiny_file
 from oracles.passes import run_of
 

@@ -8,7 +8,7 @@ from augury.backends.numba_cpu.kernels.format import FORMATS
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES, matmul_kernels
 from augury.backends.numba_cpu.kernels.repack import _PLACES
 from augury.backends.numba_cpu.packing import PackedMatrix, aligned, pack, pack_tensor
-from augury.blocks import Rows
+from augury.blocks import RowSelection
 from augury.errors import ModelFileError
 from augury.files.gguf import Tensor
 from augury.files.tensor_type import TensorType
@@ -101,7 +101,7 @@ def test_rows_of_a_stored_matrix_are_packed_like_a_matrix_of_their_own(kind):
     source = weights.random_weights(np.random.default_rng(5), kind, 96, 256).reshape(96, -1)
     chosen = source[[row for row in range(96) if 8 <= row % 24 < 20]]
 
-    part = pack_tensor(Tensor("part", (48, 256), kind, Rows(8, 12, 24, 96).of(source)))
+    part = pack_tensor(Tensor("part", (48, 256), kind, RowSelection(8, 12, 24, 96).of(source)))
 
     assert np.array_equal(part.data, pack(kind, (48, 256), chosen.reshape(-1)).data)
 

@@ -7,14 +7,14 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from sources import MODULES
+from support.sources import MODULES
 
 from augury.backends.numba_cpu.kernels import jit, step
 from augury.backends.numba_cpu.kernels.machine import invoke, put_f64
 from augury.backends.numba_cpu.kernels.simd import put_i64
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct, table, view
 from augury.backends.numba_cpu.kernels.team import Record, record_of
-from augury.backends.numba_cpu.tape import Rows
+from augury.backends.numba_cpu.tape import ThreadRows
 from augury.backends.numba_cpu.team import Team
 
 TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items() if "numba_cpu" in name}  # in packages, too
@@ -73,7 +73,7 @@ def test_a_kernel_reads_and_writes_what_stands_in_a_struct():
 
 
 def test_a_record_has_its_fields_one_after_the_other():
-    rows, to = Rows(1, 2, 3), Rows(4, 5, 3)
+    rows, to = ThreadRows(1, 2, 3), ThreadRows(4, 5, 3)
     row = record_of(step.copy_rows, x=rows, y=to, size=3, n_times=1, is_private=True, is_output=False)
     assert row.tolist() == [jit.address(step.copy_rows), 0, 104, 1, 2, 3, 4, 5, 3, 3, 1, 1, 0]
     assert record_of(step.copy_rows, x=rows, y=to, size=3, n_times=1, is_private=False, is_output=False)[1] == 1
@@ -84,7 +84,7 @@ def test_a_record_has_its_fields_one_after_the_other():
 
 @pytest.mark.parametrize("changed", [{"width": 3}, {"size": None}])
 def test_a_record_needs_all_of_its_fields_and_no_others(changed):
-    rows = {"x": Rows(1, 2, 3), "y": Rows(4, 5, 3), "size": 3, "n_times": 1}
+    rows = {"x": ThreadRows(1, 2, 3), "y": ThreadRows(4, 5, 3), "size": 3, "n_times": 1}
     fields = {**rows, "is_private": True, "is_output": False, **changed}
     with pytest.raises(TypeError, match=next(iter(changed))):
         record_of(step.copy_rows, **{name: value for name, value in fields.items() if value is not None})
@@ -94,7 +94,7 @@ def test_records_of_any_length_follow_one_another_on_a_tape():
     out, team = np.zeros(2, np.int64), Team(1)
     many = {f"field_{i}": i for i in range(39)}
     records = [record_of(write_last, **many, field_39=n, out=out[n:].ctypes.data) for n in range(2)]
-    rows = {"x": Rows(0, 0), "y": Rows(0, 0)}
+    rows = {"x": ThreadRows(0, 0), "y": ThreadRows(0, 0)}
     short = record_of(step.copy_rows, **rows, size=0, n_times=0, is_private=True, is_output=False)
     team.run(np.concatenate([records[0], short, records[1]]))
     team.close()

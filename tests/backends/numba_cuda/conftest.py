@@ -29,12 +29,12 @@ def _forgetful(monkeypatch):
     """A pass begins with NaN in whatever passes work in, but counters, which are 0 again when it ends."""
     compute = CudaModel._pass
 
-    def pass_of(model, *args, **how):
+    def pass_of(model, *args, **params):
         arrays = {name: at.buffer.array for name, at in model._lowering.buffers.items() if at.buffer.array is not None}
         for name, array in arrays.items():
             if "counters" not in name:
                 array.fill(0xFF)
-        made = compute(model, *args, **how)
+        made = compute(model, *args, **params)
         assert not any(array.any() for name, array in arrays.items() if "counters" in name)
         return made
 

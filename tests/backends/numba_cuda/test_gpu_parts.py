@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import pytest
 from gpu import checks, models, speed
-from head_rig import rounds
+from support.head_rig import rounds
 
 from augury.backends.numba_cuda import probe
 from augury.backends.numba_cuda.device import SimulatedDevice
@@ -89,8 +89,8 @@ def idle(driver, monkeypatch):
 
 @pytest.mark.parametrize("name", ON_CPU)
 def test_parts_that_tell_right_from_wrong_run_on_a_cpu(name, monkeypatch):
-    def load(file, backend="numba-cuda", **how):
-        return models.load(file, "numba-cpu" if backend == "numba-cuda" else backend, **how)
+    def load(file, backend="numba-cuda", **params):
+        return models.load(file, "numba-cpu" if backend == "numba-cuda" else backend, **params)
 
     monkeypatch.setattr(checks, "load", load)
     monkeypatch.setattr(checks, "engine_of", partial(checks.engine_of, backend="numba-cpu"))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
-from head_rig import HALVES, REGISTRY, rounds
 from oracles.drafts import DRAFTS, NEXTN, draft_file, runs, target_of
 from oracles.models import tiny_file, tiny_model
 from oracles.passes import hidden_states, joined, nextn
+from support.head_rig import HALVES, REGISTRY, rounds
 
 from augury import Engine
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
@@ -61,13 +61,13 @@ def test_a_token_has_the_same_bits_in_any_company(name):
     given = model.features[model.info.nextn_features[0]] if is_nextn else model.info.n_embd
     hidden, tokens = rng.normal(size=(n, given)).astype(np.float32), rng.integers(0, 128, n)
     layer = n_layers if is_nextn else n_layers - 1
-    how = {"layers": (layer, layer + 1)} if is_nextn else {}
+    params = {"layers": (layer, layer + 1)} if is_nextn else {}
 
     def computed(*spans):
         parts = [Batch.chain(tokens[a:b], start=a, slot=slot, hidden=hidden[a:b]) for slot, a, b in spans]
         columns = {each: np.concatenate([getattr(part, each) for part in parts]) for each in ("tokens", "slots", "positions")}
         rows, given = np.arange(sum(map(len, (part.tokens for part in parts))), dtype=np.int32), [part.hidden for part in parts]
-        batch = Batch(**columns, rows=rows, hidden=np.concatenate(given), features=(f"layer.{layer}",), **how)
+        batch = Batch(**columns, rows=rows, hidden=np.concatenate(given), features=(f"layer.{layer}",), **params)
         passed = model.forward(batch)
         return np.hstack([passed.rows(), passed.features(f"layer.{layer}")])
 
@@ -159,8 +159,8 @@ def test_what_a_target_lends_is_in_memory_once():
 @pytest.mark.parametrize(("spec", "head"), [("draft-eagle3", "eagle3-llama"), ("draft-dflash", "dflash-llama-swa")])
 def test_drafts_change_nothing(spec, head):
     target, found = tiny_model(target_of(head)), []
-    for how in ({"spec_type": "none"}, {"spec_type": spec, "draft_model": draft_file(head), "spec_fixed": True}):
-        with Engine.load(target, backend="numba-cuda", n_ctx=64, draft_max=3, registry=REGISTRY, **how) as engine:
+    for params in ({"spec_type": "none"}, {"spec_type": spec, "draft_model": draft_file(head), "spec_fixed": True}):
+        with Engine.load(target, backend="numba-cuda", n_ctx=64, draft_max=3, registry=REGISTRY, **params) as engine:
             (result,) = engine.generate([runs(head)[0].text[:12].tolist()], max_tokens=6, temperature=0.0, ignore_eos=True)
         found.append(result)
     assert found[0].tokens == found[1].tokens

@@ -70,8 +70,8 @@ CASES = {
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_attention_over_several_splits(name):
-    type_k, type_v, key_dim, value_dim, how = CASES[name]
-    window, chunk, cap, gate_size = (how.get(key, 0) for key in ("window", "chunk", "cap", "gate_size"))
+    type_k, type_v, key_dim, value_dim, params = CASES[name]
+    window, chunk, cap, gate_size = (params.get(key, 0) for key in ("window", "chunk", "cap", "gate_size"))
     slots, n = 2, 5
     key_planes, keys = kept(RNG.standard_normal((slots, N_KV_HEADS, N_CTX, key_dim)), type_k)
     value_planes, values = kept(RNG.standard_normal((slots, N_KV_HEADS, N_CTX, value_dim)), type_v)
@@ -103,11 +103,14 @@ def test_attention_over_several_splits(name):
     at = memory.at
     places = {name: at[name] for name in ("rows", "slopes", "parts", "counters")}
     sizes = {"stride": N_HEADS * key_dim, "n_heads": N_HEADS, "n_kv_heads": N_KV_HEADS, "head_dim": key_dim, "length": N_CTX}
-    sizes |= {"value_dim": value_dim, "window": window, "chunk": chunk, "n_splits": n_splits, "has_slopes": "slopes" in how}
+    sizes |= {"value_dim": value_dim, "window": window, "chunk": chunk, "n_splits": n_splits, "has_slopes": "slopes" in params}
     sizes |= {"n_of_group": N_HEADS // N_KV_HEADS, "n_doublings": doublings_of_tile(N_HEADS // N_KV_HEADS, n)}
-    given = {"how": AttendArgs(**places, **sizes, pool=1, scale=0.25, cap=cap), "keys": CacheArgs(at["keys"], at["key_halves"])}
+    given = {
+        "params": AttendArgs(**places, **sizes, pool=1, scale=0.25, cap=cap),
+        "keys": CacheArgs(at["keys"], at["key_halves"]),
+    }
     given |= {"values": CacheArgs(at["values"], at["value_halves"])}
-    given |= {"merge": MergeArgs(at["sinks"], at["gates"], "sinks" in how, gates.shape[1], gate_size)}
+    given |= {"merge": MergeArgs(at["sinks"], at["gates"], "sinks" in params, gates.shape[1], gate_size)}
     given |= {"to": TargetArgs(at["out"], at["factors"], at["sums"], at["bytes"], at["halves"], width, 1, 1)}
     launch = Launch.of(ATTEND[type_k, type_v], (n_splits, N_KV_HEADS, n), ATTEND_THREADS, at["inputs"], **given)
     memory.device.launch(launch)
@@ -125,8 +128,8 @@ def test_attention_over_several_splits(name):
         for head in range(N_HEADS):
             scores = 0.25 * (k @ queries[t, head * key_dim : (head + 1) * key_dim])
             scores = cap * np.tanh(scores / cap) if cap else scores
-            scores -= slopes[head] * np.arange(len(k) - 1, -1, -1) if "slopes" in how else 0
-            weights, sink = np.exp(scores - scores.max()), np.exp(sinks[head] - scores.max()) if "sinks" in how else 0
+            scores -= slopes[head] * np.arange(len(k) - 1, -1, -1) if "slopes" in params else 0
+            weights, sink = np.exp(scores - scores.max()), np.exp(sinks[head] - scores.max()) if "sinks" in params else 0
             right = weights @ v / (weights.sum() + sink)
             if gate_size:
                 right /= 1 + np.exp(-gates[t].repeat(gate_size)[head * value_dim : (head + 1) * value_dim])
@@ -153,16 +156,16 @@ def test_tokens_that_share_what_they_read_attend_each_as_if_alone(n_of_group, wi
         out=np.zeros((n, width), np.float32),
     )
     at, found = memory.at, []
-    how = AttendArgs(
+    params = AttendArgs(
         at["rows"], parts=at["parts"], counters=at["counters"], stride=width, n_heads=n_heads, n_kv_heads=n_kv_heads
     )
-    how = how._replace(n_of_group=n_of_group, head_dim=dim, value_dim=dim, length=N_CTX, window=window, n_splits=n_splits)
+    params = params._replace(n_of_group=n_of_group, head_dim=dim, value_dim=dim, length=N_CTX, window=window, n_splits=n_splits)
     given = {"keys": CacheArgs(at["keys"], at["keys"]), "values": CacheArgs(at["values"], at["values"])}
     given["to"] = TargetArgs(at["out"], width=width, as_floats=1)
     for n_doublings in {doublings_of_tile(n_of_group, n), 0}:
-        of = how._replace(n_doublings=n_doublings, pool=1, scale=0.25)
+        of = params._replace(n_doublings=n_doublings, pool=1, scale=0.25)
         grid = (n_splits, n_kv_heads * -(-n_of_group // HEADS), n)
-        memory.device.launch(Launch.of(ATTEND["f16", "f16"], grid, ATTEND_THREADS, at["inputs"], how=of, **given))
+        memory.device.launch(Launch.of(ATTEND["f16", "f16"], grid, ATTEND_THREADS, at["inputs"], params=of, **given))
         found.append(memory.read("out", (n, width)))
     assert np.array_equal(found[0], found[-1], equal_nan=True)
     is_finite = np.isfinite(found[0].reshape(n, n_kv_heads, n_of_group, dim)).all(axis=2)
@@ -190,18 +193,18 @@ def test_attention_to_a_window_and_to_pooled_rows_over_several_splits():
     counters = np.zeros(n, np.uint32)
     memory = Memory(**arrays, parts=parts, counters=counters, sinks=sinks, out=np.zeros((n, dim), np.float32))
     at, run = memory.at, memory.device.launch
-    how = AttendArgs(at["q"], parts=at["parts"], counters=at["counters"], stride=dim, n_heads=1, n_kv_heads=1, head_dim=dim)
-    how = how._replace(
+    params = AttendArgs(at["q"], parts=at["parts"], counters=at["counters"], stride=dim, n_heads=1, n_kv_heads=1, head_dim=dim)
+    params = params._replace(
         value_dim=dim, length=N_CTX, window=window, n_splits=n_splits + n_pooled, pool=1, n_of_group=1, scale=0.25
     )
     merge = {"merge": MergeArgs(at["sinks"], has_sinks=1), "to": TargetArgs(at["out"], width=dim, as_floats=1)}
     merge |= {"choice": ChoiceArgs(at["chosen"], 1, N_CTX // pool)}
     for kernel, name, of, grid, more in (
-        (ATTEND["f16", "f16"], "rows", how, n_splits, {}),
-        (ATTEND_POOLED["f16"], "pooled", how._replace(pool=pool, first_split=n_splits), n_pooled, merge),
+        (ATTEND["f16", "f16"], "rows", params, n_splits, {}),
+        (ATTEND_POOLED["f16"], "pooled", params._replace(pool=pool, first_split=n_splits), n_pooled, merge),
     ):
         cache = CacheArgs(at[name], at[name])
-        run(Launch.of(kernel, (grid, 1, n), ATTEND_THREADS, at["inputs"], how=of, keys=cache, values=cache, **more))
+        run(Launch.of(kernel, (grid, 1, n), ATTEND_THREADS, at["inputs"], params=of, keys=cache, values=cache, **more))
     for t, position in enumerate(positions):
         ends = pool * np.arange((position + 1) // pool) + pool - 1
         last, blocks = rows[0, 0, max(0, position + 1 - window) : position + 1], pooled[0, 0, ends[chosen[t, ends // pool] > 0]]
@@ -227,9 +230,9 @@ def test_keys_and_values_are_kept_as_the_reference_keeps_them(kind):
     at = [memory.at[name] for name in names]
     caches = {"keys": StoreArgs(*at[:2], TYPES[kind]), "values": StoreArgs(*at[2:], TYPES[kind])}
     sizes = dict(zip(("n_heads", "n_kv_heads", "head_dim", "value_dim"), (n_heads, n_kv_heads, *dims), strict=True))
-    how = HeadsArgs(memory.at["rows"], stride=width, length=length, limit=np.inf, **sizes)
+    params = HeadsArgs(memory.at["rows"], stride=width, length=length, limit=np.inf, **sizes)
     grid = (n_heads + 2 * n_kv_heads, 3)
-    memory.device.launch(Launch.of(prepare_heads, grid, 32, memory.at["inputs"], how=how, **caches))
+    memory.device.launch(Launch.of(prepare_heads, grid, 32, memory.at["inputs"], params=params, **caches))
     start = n_heads * dims[0]
     for part, dim in enumerate(dims):
         heads = rows[:, start : start + n_kv_heads * dim].reshape(3, n_kv_heads, dim)
@@ -252,8 +255,8 @@ def test_activations_of_feed_forwards(name, limits_activated):
     at = memory.at
     given = {"rows": at["rows"], "ups": at["rows"].at(4 * size), "divisors": at["divisors"], "has_divisors": 1, "size": size}
     given |= {"stride": 2 * size, "up_stride": 2 * size, "to": TargetArgs(at["out"], width=width, as_floats=1)}
-    how = GateArgs(NUMBERS[name], 1, limits_activated, limit, *constants)
-    memory.device.launch(Launch.of(gate, (2, 2), 32, at["inputs"], how=how, **given))
+    params = GateArgs(NUMBERS[name], 1, limits_activated, limit, *constants)
+    memory.device.launch(Launch.of(gate, (2, 2), 32, at["inputs"], params=params, **given))
     given = constants[:2] if name == "situ" else constants
     gates, ups = np.split(rows.astype(float), 2, axis=1)
     gates, ups = (gates, ups) if limits_activated else (np.minimum(gates, limit), ups.clip(-limit, limit))
@@ -268,8 +271,10 @@ def test_an_activation_leaves_alone_what_lies_beside_its_values():
     rows, width = RNG.standard_normal((3, 2)).astype(np.float32), 40
     memory = Memory(inputs=told([0, 1, 2], [0] * 3), rows=rows, out=np.full((3, width), np.nan, np.float32))
     at = memory.at
-    to, how = TargetArgs(at["out"], width=width, as_floats=True), GateArgs(NUMBERS["relu"], limit=np.inf)
-    memory.device.launch(Launch.of(gate, (1, 3), 4 * WARP, at["inputs"], rows=at["rows"], stride=2, size=2, how=how, to=to))
+    to, params = TargetArgs(at["out"], width=width, as_floats=True), GateArgs(NUMBERS["relu"], limit=np.inf)
+    memory.device.launch(
+        Launch.of(gate, (1, 3), 4 * WARP, at["inputs"], rows=at["rows"], stride=2, size=2, params=params, to=to)
+    )
     found = memory.read("out", (3, width))
     assert np.array_equal(found[:, :2], np.maximum(rows, 0))
     assert not found[:, 2:WARP].any()

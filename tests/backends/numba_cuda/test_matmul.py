@@ -17,7 +17,7 @@ from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES
 from augury.backends.numba_cuda.narrow_output import _parts
 from augury.backends.numba_cuda.products import launch_of, launch_of_two, tile_of
 from augury.backends.numba_cuda.repack import n_units, repack
-from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
+from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles
 from augury.backends.numba_cuda.weights import Matrix
 from augury.errors import UnsupportedError
 from augury.files.tensor_type import TensorType
@@ -105,7 +105,7 @@ def test_a_cut_matrix_gives_the_same_bits_whichever_kernel_multiplies():
 
 def test_cuts_have_blocks_of_their_own_where_blocks_are_few():
     at, more = CountingDevice().allocate(0, "").at(0), {"parts": None, "counters": None}
-    matrix, x, to = Matrix(FORMATS["Q6_K"], at, 1536, 8960, 1.0, None), Rows(at, 8960).operand, Rows(at, 1536)
+    matrix, x, to = Matrix(FORMATS["Q6_K"], at, 1536, 8960, 1.0, None), DeviceRows(at, 8960).operand, DeviceRows(at, 1536)
     grids = [launch_of(matrix, x, to, 0, Tiles(at, n, 16), STORE, OF_TOKENS, more).grid for n in (1, 2)]
     assert grids == [(96, 1, 8), (96, 2, 1)]
 
@@ -119,7 +119,7 @@ def test_two_matrices_of_different_types_in_one_launch_give_the_bits_of_two(n_to
     products = list(zip(matrices, (N_ROWS + 2, 0), strict=True))
     x, to = (
         Operand(*(one.at[name] for name in ("floats", "bytes", "factors", "sums", "halves")), n_cols),
-        Rows(one.at["y"], width),
+        DeviceRows(one.at["y"], width),
     )
 
     def found(launches):

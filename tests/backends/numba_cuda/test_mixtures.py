@@ -124,8 +124,8 @@ def routed(router, logits, bias, table):
     }
     sizes |= {name: getattr(router, name) for name in ("n_groups", "n_groups_used", "n_alike", "is_normalised", "scale")}
     places = {name: each for name, each in at.items() if name != "inputs"}
-    how = experts.RouteArgs(**places, **sizes, has_bias=1, has_table=router.token_experts is not None)
-    device.launch(Launch.of(experts.route, (1,), THREADS, at["inputs"], how=how))
+    params = experts.RouteArgs(**places, **sizes, has_bias=1, has_table=router.token_experts is not None)
+    device.launch(Launch.of(experts.route, (1,), THREADS, at["inputs"], params=params))
     for name in ("weights", "routes"):
         device.read(at[name], arrays[name])
     n, told = N_TOKENS * N_USED, arrays["routes"]

@@ -164,9 +164,9 @@ def test_paths_of_trees_are_chains_and_accepted_ones_move(tiny):
     assert np.array_equal(model.forward(moved).rows(), chain[2:])
 
 
-def answers(path, backend, prompts, n, **how):
+def answers(path, backend, prompts, n, **params):
     """Tokens and their probabilities, and results."""
-    with Engine.load(path, backend=backend, n_ctx=64, registry=REGISTRY, **how) as engine:
+    with Engine.load(path, backend=backend, n_ctx=64, registry=REGISTRY, **params) as engine:
         results = engine.generate(prompts, max_tokens=n, temperature=0.0, logprobs=1, ignore_eos=True)
     assert all(drafter.failed is None for result in results for drafter in result.stats.drafters.values())
     return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results], results
@@ -188,8 +188,8 @@ def test_a_draft_model_that_feeds_itself_changes_nothing(tiny, tmp_path, monkeyp
     write_tiny_model(tmp_path / "target.gguf", weight_type="F32")
     draft = {"draft_model": tiny, "spec_options": {"draft-model": {"backend": "numba-cuda"}}, "draft_max": 3}
     plain, _ = answers(tmp_path / "target.gguf", "reference", [[5], [65]], 7, spec_type="none")
-    how = {"spec_type": "draft-model", "slots": 2, "spec_fixed": True, **draft}
-    found, results = answers(tmp_path / "target.gguf", "reference", [[5], [65]], 7, **how)
+    params = {"spec_type": "draft-model", "slots": 2, "spec_fixed": True, **draft}
+    found, results = answers(tmp_path / "target.gguf", "reference", [[5], [65]], 7, **params)
     assert found == plain
     drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
     assert drafted > accepted > 0, "the test must see right and wrong drafts"
@@ -229,8 +229,8 @@ def test_a_draft_model_on_the_cpu_drafts_between_the_beginning_and_the_end_of_a_
     monkeypatch.setattr(DevicePass, "wait", logged("wait", DevicePass.wait))
     monkeypatch.setattr(DraftModel, "draft_together", logged("draft", DraftModel.draft_together))
     draft = {"draft_model": tiny, "spec_options": {"draft-model": {"backend": "reference"}}}
-    for how in ({"spec_type": "none"}, {"spec_type": "draft-model", **draft}):
-        with Engine.load(tiny, backend="numba-cuda", n_ctx=64, draft_max=2, registry=REGISTRY, **how) as engine:
+    for params in ({"spec_type": "none"}, {"spec_type": "draft-model", **draft}):
+        with Engine.load(tiny, backend="numba-cuda", n_ctx=64, draft_max=2, registry=REGISTRY, **params) as engine:
             results = engine.generate([[208]], max_tokens=7, temperature=0.0, logprobs=1, ignore_eos=True)
         found.append([(result.tokens, [piece.logprob for piece in result.pieces]) for result in results])
     assert found[0] == found[1]
@@ -244,8 +244,8 @@ def test_a_draft_model_on_the_cpu_drafts_between_the_beginning_and_the_end_of_a_
 def test_the_cpu_computes_the_other_layers_with_drafts_and_without(tiny, n_layers):
     found, at = [], Placement(gpu_layers=n_layers)
     for spec_type in ("none", "ngram-simple:n=2,m=2"):
-        how = {"spec_type": spec_type, "spec_fixed": spec_type != "none", "placement": at, "registry": REGISTRY}
-        with Engine.load(tiny, n_ctx=64, **how) as engine:
+        params = {"spec_type": spec_type, "spec_fixed": spec_type != "none", "placement": at, "registry": REGISTRY}
+        with Engine.load(tiny, n_ctx=64, **params) as engine:
             assert engine.config["backend"] == f"numba-cpu on CPU from layer 0 + numba-cuda on CUDA0 from layer {4 - n_layers}"
             assert {line.device for line in engine.memory_table()} == {"CPU", "CUDA0"}
             result = engine.generate([5, 6, 7, 8, 5, 6], max_tokens=4, temperature=0.0, logprobs=1, ignore_eos=True)

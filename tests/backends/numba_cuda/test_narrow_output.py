@@ -5,10 +5,10 @@ import functools
 import attrs
 import numpy as np
 import pytest
-from head_rig import REGISTRY
 from oracles.cuda_products import random_matrix
 from oracles.models import tiny_file
 from oracles.passes import joined, run_of
+from support.head_rig import REGISTRY
 
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.device import SimulatedDevice

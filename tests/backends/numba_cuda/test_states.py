@@ -117,8 +117,8 @@ def test_what_was_accepted_is_taken_in_by_a_pass_over_others(model):
 def test_speculation_in_trees_changes_nothing():
     path = tiny_model("lfm2-dense")
 
-    def answers(**how):
-        with Engine.load(path, backend="numba-cuda", n_ctx=64, draft_max=4, registry=REGISTRY, **how) as engine:
+    def answers(**params):
+        with Engine.load(path, backend="numba-cuda", n_ctx=64, draft_max=4, registry=REGISTRY, **params) as engine:
             results = engine.generate([[5, 6, 7, 5], [9, 8]], max_tokens=6, temperature=0.0, logprobs=1, ignore_eos=True)
         return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results], results
 

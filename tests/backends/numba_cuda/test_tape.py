@@ -60,10 +60,10 @@ def test_the_results_of_splits_have_room_wherever_a_pass_of_all_tokens_ends(name
     for last in (255, n_ctx // 2, n_ctx - 1):
         for is_run in (False, True):
             firsts = []
-            for launch, how in attending(lowering, size_of(MAX_TOKENS, last, is_run=is_run)):
-                n = launch.grid[2] << how.step
-                assert 4 * n * how.n_heads * how.n_splits * (how.value_dim + 2) <= n_bytes
-                firsts.append((how.first_token, n))
+            for launch, params in attending(lowering, size_of(MAX_TOKENS, last, is_run=is_run)):
+                n = launch.grid[2] << params.step
+                assert 4 * n * params.n_heads * params.n_splits * (params.value_dim + 2) <= n_bytes
+                firsts.append((params.first_token, n))
             assert firsts == [(n * i, n) for i in range(MAX_TOKENS // n)], "tokens that never attend"
 
 
@@ -80,8 +80,8 @@ def test_blocks_attend_to_positions_that_exist(position):
 
 def test_blocks_attend_to_positions_in_a_window():
     lowering = placed(tiny_file("gemma3-dense"), CountingDevice(), {}, 32768)
-    ((launch, how),) = attending(lowering, size_of(1, 32767))
-    assert 0 < how.window < SPLIT
+    ((launch, params),) = attending(lowering, size_of(1, 32767))
+    assert 0 < params.window < SPLIT
     assert launch.grid[0] == 2
 
 

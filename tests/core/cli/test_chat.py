@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 import pytest
-import talkers
-from commands import run
+from support import talkers
+from support.commands import run
 
 from augury.cli import chat
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from commands import REPEATING, run
+from support.commands import REPEATING, run
 
 from augury.cli.command_line import make_parser
 from augury.registry import Registry

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from talkers import Engine
+from support.talkers import Engine
 
 from augury.cli.conversation import Conversation, read_messages
 from augury.errors import AuguryError, UnsupportedError

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from commands import here, run
+from support.commands import here, run
 
 from augury import cli
 from augury.cli.command_line import make_parser

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import run
 from hypothesis import given, settings, strategies as st
+from support.commands import run
 
 from augury.cli.command_line import make_parser
 from augury.cli.foreign_flags import FOREIGN_FLAGS

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import here, run
+from support.commands import here, run
 
 from augury.cli import prompts, text_file
 from augury.cli.prompts import Prompt, prompts_of_lines

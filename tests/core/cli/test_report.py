@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from commands import here, run
 from oracles.models import tiny_model
+from support.commands import here, run
 
 from augury.cli.report import drafting_lines, run_line
 from augury.drafters.ngram_simple import NgramSimple

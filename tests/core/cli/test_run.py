@@ -7,8 +7,8 @@ import re
 import sys
 
 import pytest
-from commands import here, run
-from more_toys import registry_with_toys
+from support.commands import here, run
+from support.more_toys import registry_with_toys
 
 from augury.cli.prompts import Prompt, prompts_of_lines
 from augury.cli.run import _submitted, _with_kwargs

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import local_hub
 import pytest
+from support import local_hub
 
 from augury.cli.command_line import main
 from augury.files import cache

@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from commands import REPEATING, here, run
+from support.commands import REPEATING, here, run
 
 MARK = "acceptance is synthetic (0.5, 0.25 by position)"
 PROMPT = ("--prompt-tokens", REPEATING)

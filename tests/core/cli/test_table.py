@@ -1,7 +1,7 @@
 """Tables, and what narrow terminals make of them."""
 
 import pytest
-from commands import here, run
+from support.commands import here, run
 
 from augury.cli.table import align_rows, fold
 from augury.plugins.bench.comparison_table import stall_lines

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from drafter_specs import head_specs, target_for
 from oracles.drafts import HEADS, NEXTN, agreeing
 from oracles.models import tiny_model
-from toys import Gate, toy_engine
+from support.drafter_specs import head_specs, target_for
+from support.toys import Gate, toy_engine
 
 from augury import Engine
 from augury.errors import OptionError

@@ -4,9 +4,9 @@ import weakref
 
 import numpy as np
 import pytest
-from more_toys import registry_with_toys
-from toys import ScriptedDrafter, toy_engine
-from vocabularies import tiny
+from support.more_toys import registry_with_toys
+from support.toys import ScriptedDrafter, toy_engine
+from support.vocabularies import tiny
 
 from augury.constraint import Constraint
 from augury.engine.constraint import ConstraintGuard

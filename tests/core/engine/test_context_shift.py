@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 from oracles.models import tiny_model
-from toys import toy_engine
+from support.toys import toy_engine
 
 from augury import Engine
 from augury.errors import OptionError
@@ -88,7 +88,7 @@ def test_a_prompt_that_fills_the_context_is_cut_at_once_and_others_go_on_beside_
 
 
 def test_a_drafter_that_failed_stays_left_out_after_the_text_was_cut():
-    from toys import ScriptedDrafter
+    from support.toys import ScriptedDrafter
 
     class Failing(ScriptedDrafter):
         def draft(self, history, limit):

@@ -5,7 +5,7 @@ from math import exp
 
 import numpy as np
 import pytest
-from toys import ScriptedDrafter, toy_engine
+from support.toys import ScriptedDrafter, toy_engine
 
 from augury.engine import loop
 from augury.types import Draft

@@ -8,8 +8,8 @@ import time
 
 import numpy as np
 import pytest
-from more_toys import registry_with_toys
-from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
+from support.more_toys import registry_with_toys
+from support.toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
 from augury.engine.channel import Channel
 from augury.engine.engine import Engine

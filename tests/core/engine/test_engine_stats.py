@@ -1,7 +1,7 @@
 """What an engine says of itself, while it works and after."""
 
 import pytest
-from toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
+from support.toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
 
 from augury.engine import loop, round_pass
 from augury.engine.stats import Counts, SlotStats

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 from oracles.models import nmse, tiny_model
-from toys import Gate, toy_engine
+from support.toys import Gate, toy_engine
 
 from augury import Engine
 from augury.engine.loop import CHUNK

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from toys import toy_engine
+from support.toys import toy_engine
 
 from augury.engine.infill import infill
 from augury.errors import UnsupportedError

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from toys import ScriptedDrafter, toy_engine
+from support.toys import ScriptedDrafter, toy_engine
 
 from augury.errors import OptionError
 from augury.testing.toy_model import ToyModel

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
+from support.toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
 
 from augury.errors import ModelFileError
 from augury.passes import ArrayPass

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import vocabularies
-from toys import ScriptedDrafter, ToyModel, toy_engine
+from support import vocabularies
+from support.toys import ScriptedDrafter, ToyModel, toy_engine
 
 from augury.errors import OptionError
 from augury.text.chat_template import ChatTemplate

@@ -4,8 +4,8 @@ import inspect
 import sys
 
 import pytest
-from sources import ROOT
-from toys import ScriptedDrafter, planner_of, toy_engine
+from support.sources import ROOT
+from support.toys import ScriptedDrafter, planner_of, toy_engine
 
 from augury.engine.loop import Loop
 from augury.speculation.costs import PassCosts, PassTime

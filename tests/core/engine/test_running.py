@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from toys import Gate, ToyModel, toy_engine
+from support.toys import Gate, ToyModel, toy_engine
 
 import augury.engine.engine
 import augury.engine.running

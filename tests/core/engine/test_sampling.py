@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from oracles import sampling as oracle
-from vocabularies import tiny
+from support.vocabularies import tiny
 
 from augury.engine.dry import breakers
 from augury.engine.sampler import Sampler, random_stream

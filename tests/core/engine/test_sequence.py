@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import vocabularies
-from more_toys import registry_with_toys
-from toys import ScriptedDrafter, toy_engine
+from support import vocabularies
+from support.more_toys import registry_with_toys
+from support.toys import ScriptedDrafter, toy_engine
 
 from augury.engine.sampler import Sampler
 from augury.errors import ModelFileError, OptionError

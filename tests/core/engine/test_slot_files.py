@@ -4,9 +4,9 @@ import shutil
 
 import numpy as np
 import pytest
-from more_toys import registry_with_toys
 from oracles.models import tiny_model
-from toys import Gate
+from support.more_toys import registry_with_toys
+from support.toys import Gate
 
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError

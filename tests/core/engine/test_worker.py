@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
+from support.toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, QueueFullError
@@ -452,7 +452,7 @@ def test_an_engine_that_nobody_holds_gives_everything_back(is_used):
 
 FORKED = """
 import os, sys, traceback
-from toys import toy_engine
+from support.toys import toy_engine
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError
 engine = toy_engine(n_ctx=100_000, slots=2)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from damage import disk_is_full
+from support.damage import disk_is_full
 
 from augury.files import atomic_file
 from augury.files.atomic_file import AtomicFile, is_being_written, sweep, write_atomically

@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from damage import mutate_header
+from support.damage import mutate_header
 
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile

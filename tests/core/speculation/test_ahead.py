@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from oracles.planner_scenarios import choice_of, request_of, slot_of
-from toys import planner_of, toy_engine
+from support.toys import planner_of, toy_engine
 
 from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine

@@ -7,7 +7,7 @@ import pytest
 from oracles.chances import distribution
 from oracles.drawn_drafts import Text, distance, verified
 from oracles.planner_scenarios import request_of, slot_of
-from toys import planner_of
+from support.toys import planner_of
 
 from augury.speculation import best_nodes as module
 from augury.speculation.best_nodes import PassCurve, best_nodes

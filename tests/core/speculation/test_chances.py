@@ -14,7 +14,7 @@ tokens = st.lists(st.integers(0, 2), max_size=8)
 
 
 def chances_of(chances, draft, run=0):
-    return chances.of(chances.grounds(draft, run))
+    return chances.of(chances.buckets(draft, run))
 
 
 def drafter_of(evidence=(), **facts):
@@ -84,14 +84,14 @@ def test_a_new_request_starts_from_what_others_taught():
     everyone = Chances()
     first = everyone.child()
     for _ in range(50):
-        first.see(first.grounds(Draft([0]), 0)[0], is_right=False)
+        first.see(first.buckets(Draft([0]), 0)[0], is_right=False)
     assert chances_of(everyone.child(), Draft([0]))[0] < 0.1
     assert chances_of(Chances().child(), Draft([0]))[0] > 0.3
 
 
-def test_runs_are_counted_apart_from_the_first_of_each_ground_on():
-    grounds, found = Chances().grounds(Draft([0] * 999), 0), chances_of(Chances(), Draft([0] * 999))
-    firsts = [run for run in range(1, 99) if grounds[run] != grounds[run - 1]]
+def test_runs_are_counted_apart_from_the_first_of_each_bucket_on():
+    buckets, found = Chances().buckets(Draft([0] * 999), 0), chances_of(Chances(), Draft([0] * 999))
+    firsts = [run for run in range(1, 99) if buckets[run] != buckets[run - 1]]
     assert firsts == list(RUNS[1:])
     assert [found[run] for run in (*RUNS, 998)] == [*RUN_CHANCES, 0.99]
     assert chances_of(Chances(), Draft([0] * 2), run=4) == RUN_CHANCES[3:5]
@@ -111,11 +111,11 @@ def test_a_confidence_is_believed_until_it_was_seen_what_it_is_worth(confidence,
     draft = Draft([1], confidence=[confidence])
     assert chances_of(chances, draft) == [chance]
     for _ in range(2000):
-        chances.see(chances.grounds(draft, 0)[0], is_right=False)
+        chances.see(chances.buckets(draft, 0)[0], is_right=False)
     assert chances_of(chances, draft)[0] < 0.05
 
 
-def test_evidence_goes_before_all_else_and_each_ground_is_learnt_apart():
+def test_evidence_goes_before_all_else_and_each_bucket_is_learnt_apart():
     drafter = drafter_of((0.9, 0.2, 0.5))
     draft = Draft([7, 8, 9], [-1, -1, 0], confidence=[0.5] * 3, evidence=[0, 1, 2])
     assert chances_of(drafter.chances, draft) == [0.9, 0.2, 0.5]
@@ -164,9 +164,9 @@ def test_old_trials_count_less_those_of_all_requests_hardly_less():
 @pytest.mark.parametrize("place", range(len(RUNS)))
 def test_a_token_counts_for_its_run_alone(place):
     first, after = RUNS[place], [*RUNS[1:], RUNS[-1] + 9][place]
-    for run in (first, after - 1):  # the first and the last run of the ground
+    for run in (first, after - 1):  # the first and the last run of the bucket
         chances = Chances()
-        chances.see(chances.grounds(Draft([0]), run)[0], is_right=False)
+        chances.see(chances.buckets(Draft([0]), run)[0], is_right=False)
         changed = [chances_of(chances, Draft([0]), each) != chances_of(Chances(), Draft([0]), each) for each in RUNS]
         assert changed == [each == first for each in RUNS]
         assert chances_of(chances, Draft([0]), first) == [RUN_CHANCES[place] * 4 / 5]

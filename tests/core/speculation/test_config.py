@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from attrs import frozen
-from toys import ScriptedDrafter, planner_of, toy_engine
+from support.toys import ScriptedDrafter, planner_of, toy_engine
 
 from augury.engine.engine import Engine
 from augury.errors import OptionError

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from toys import ScriptedDrafter, planner_of, toy_engine
+from support.toys import ScriptedDrafter, planner_of, toy_engine
 
 from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine

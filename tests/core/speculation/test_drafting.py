@@ -7,11 +7,11 @@ import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from toys import Gate, ScriptedDrafter, planner_of, toy_engine
+from support.toys import Gate, ScriptedDrafter, planner_of, toy_engine
 
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
-from augury.engine.sequence import Sequence
+from augury.engine.sequence import RunningSequence
 from augury.interfaces import Drafter
 from augury.plugins.memory.contiguous import Contiguous
 from augury.speculation.costs import PassCosts, PassTime
@@ -203,7 +203,9 @@ def test_a_drafter_is_told_which_tokens_of_its_own_tree_were_accepted_whatever_p
 
     monkeypatch.setattr(EngineContext, "may_branch", may_branch)
     allowed = possible or range(6)
-    monkeypatch.setattr(Sequence, "possible", lambda _, tokens, parents: [node for node in allowed if node < len(tokens)])
+    monkeypatch.setattr(
+        RunningSequence, "possible", lambda _, tokens, parents: [node for node in allowed if node < len(tokens)]
+    )
     with toy_engine(drafter=Bushy) as engine:
         result = engine.generate([1], max_tokens=8, **GREEDY)
         verdict = next(event[1] for event in engine._drafters[0].events if event[0] == "accept")

@@ -1,9 +1,9 @@
 import pytest
-from toys import ScriptedDrafter
+from support.toys import ScriptedDrafter
 
 from augury.errors import PluginError
 from augury.speculation.chances import Chances
-from augury.speculation.drafts import Choice, DrafterProfile, LossBudget, RequestDrafter, SlotProposals
+from augury.speculation.drafts import DrafterProfile, LossBudget, RequestDrafter, SlotProposals, VerifiedNodes
 from augury.types import Draft
 
 
@@ -55,7 +55,7 @@ def slot_of(*drafts, **how):
 
 def test_what_was_verified_of_a_proposal_and_accepted_is_told_by_its_own_places():
     slot = slot_of(Draft([5, 6, 7]), Draft([8, 5, 9, 6], [-1, -1, 0, 1]), Draft([5, 5], [-1, -1]), Draft())
-    choice = Choice(slot, slot.tree.part([0, 1, 3]), [0, 1, 3])
+    choice = VerifiedNodes(slot, slot.tree.part([0, 1, 3]), [0, 1, 3])
     assert choice.draft.tokens.tolist() == [5, 6, 8]
     assert choice.names == ["d0", "d0", "d1"]
     found = [proposal.verified(choice.nodes, [0, 1]) for proposal in slot.of.values()]
@@ -75,7 +75,7 @@ def test_what_follows_another_s_tokens_counts_and_teaches_once_these_were_right(
     slot.add(lookup, Draft([7, 8], evidence=[0, 0]))
     slot.extend(lookup, Draft([9, 4], evidence=[1, 2]), 1)
     assert paths_of(slot) == [[5], [5, 6], [7], [7, 8], [5, 6, 9], [5, 6, 9, 4]]
-    choice = Choice(slot, slot.tree.part([0, 1, 2, 4, 5]), [0, 1, 2, 4, 5])
+    choice = VerifiedNodes(slot, slot.tree.part([0, 1, 2, 4, 5]), [0, 1, 2, 4, 5])
     assert choice.path() == [0, 1, 4, 5]
     assert slot.of[lookup].verified(choice.nodes, [0, 1, 3]) == (3, [2])
     assert slot.of[lookup].depth(choice) == 2
@@ -108,7 +108,7 @@ def test_a_draft_that_is_taken_as_it_is_keeps_its_tokens_in_order():
     slot, drafter = slot_of(), RequestDrafter(DrafterProfile("d"), None)
     slot.take(drafter, Draft([5, 5, 6], [-1, -1, 0]))
     assert slot.tree.tokens == [5, 5, 6]
-    assert Choice(slot, Draft([5, 5]), [0, 1]).names == ["d", "d"]
+    assert VerifiedNodes(slot, Draft([5, 5]), [0, 1]).names == ["d", "d"]
 
 
 def test_a_branch_beside_the_first_one_says_nothing_of_how_far_a_model_goes():

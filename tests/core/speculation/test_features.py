@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from more_toys import registry_with_toys
 from oracles.models import tiny_model
-from toys import toy_engine
+from support.more_toys import registry_with_toys
+from support.toys import toy_engine
 
 from augury import Engine
 from augury.engine.round_pass import RoundPass

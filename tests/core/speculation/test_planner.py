@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from oracles.planner_scenarios import DEPTH, Scenario, Source, choice_of, chosen, outcome_of, request_of, slot_of, stretches
-from toys import planner_of
+from support.toys import planner_of
 
 from augury.speculation.costs import PassCosts, PassTime
 from augury.types import Draft

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from oracles.planner_scenarios import DEPTH, choice_of, chosen, outcome_of, request_of, slot_of
-from toys import planner_of
+from support.toys import planner_of
 
 from augury.speculation.chances import TYPICAL
 from augury.speculation.costs import PassCosts, PassTime
@@ -22,8 +22,8 @@ def linear(*is_costly, **how):
 def sure(request, chance=1.0):
     """Let all drafters of a request be right in that share of all cases, and lose what they like."""
     for drafter in request.every:
-        for ground in range(len(drafter.chances._values)):
-            drafter.chances._values[ground] = chance
+        for bucket in range(len(drafter.chances._values)):
+            drafter.chances._values[bucket] = chance
         drafter.profile.budget.seconds = 1e9
     request.budget.seconds = 1e9
 
@@ -292,8 +292,8 @@ def test_the_best_part_of_all_trees_is_chosen(data, n_slots):
         sure(request)
         slot = slot_of(request, limit=data.draw(st.integers(1, 5)), n_context=data.draw(st.integers(0, 500)))
         for drafter in request.every:
-            for ground in range(len(drafter.chances._values)):
-                drafter.chances._values[ground] = data.draw(st.floats(0.3, 1.0))
+            for bucket in range(len(drafter.chances._values)):
+                drafter.chances._values[bucket] = data.draw(st.floats(0.3, 1.0))
             n = data.draw(st.integers(0, 4))
             tokens = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
             slot.add(drafter, Draft(tokens, [data.draw(st.integers(-1, i - 1)) for i in range(n)]))
@@ -369,8 +369,8 @@ def test_lookups_beside_a_costly_draft_count_where_it_is_wrong(chance, k):
     request = request_of(planner)
     sure(request, 0.6)
     model = request.every[1]
-    for ground in range(len(model.chances._values)):
-        model.chances._values[ground] = chance
+    for bucket in range(len(model.chances._values)):
+        model.chances._values[bucket] = chance
     for _ in range(2):
         model.profile.cost.observe(1, 0, 0.22)
     asked = planner.asks([slot_of(request, {0: 3})])
@@ -395,7 +395,7 @@ def test_a_paced_drafter_goes_on_while_a_further_token_promises_more_than_the_pa
     (ask,) = planner.asks([slot_of(request, limit=8)])
     pass_s = planner.costs.hopeful_curve(9, DEPTH)[1 + ask.k]
     rate = sum(0.8**i for i in range(ask.k + 1)) / (pass_s + token_s * ask.k)
-    assert ask.pace.least_reach == pytest.approx(rate * (0.5 + token_s) / 0.8)
+    assert ask.pace.min_path_probability == pytest.approx(rate * (0.5 + token_s) / 0.8)
     assert ask.pace.depth == max(ask.k, min(int(np.log(rate * (0.5 + token_s)) / np.log(surest)), 8)) == depth
 
 
@@ -410,7 +410,7 @@ def test_one_that_drafts_at_once_is_asked_for_as_much_as_is_worth_verifying():
     curve = planner.costs.hopeful_curve(9, DEPTH)
     rates = [sum(0.8**i for i in range(k + 1)) / (curve[1 + k] + 0.4) for k in range(1, 9)]
     assert ask.k == 1 + int(np.argmax(rates)) > 1
-    assert ask.pace.least_reach == pytest.approx(max(rates) * 0.5 / 0.8)
+    assert ask.pace.min_path_probability == pytest.approx(max(rates) * 0.5 / 0.8)
 
 
 def test_one_that_is_not_paced_or_was_never_timed_is_asked_for_so_many_tokens_alone():

@@ -122,7 +122,7 @@ def overconfident(planner):
     """Every wrong token is taken to be right."""
     for profile in planner.profiles:
         see = profile.chances.see
-        profile.chances.see = lambda ground, *, is_right, see=see: see(ground, is_right=True)
+        profile.chances.see = lambda bucket, *, is_right, see=see: see(bucket, is_right=True)
         profile.chances.child = lambda chances=profile.chances: chances
 
 

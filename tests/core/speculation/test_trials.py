@@ -2,9 +2,9 @@
 
 import pytest
 from oracles.planner_scenarios import request_of, slot_of
-from toys import ScriptedDrafter, planner_of, toy_engine
+from support.toys import ScriptedDrafter, planner_of, toy_engine
 
-from augury.speculation.chances import Agreement, Ground
+from augury.speculation.chances import Agreement, Bucket
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
@@ -32,16 +32,16 @@ def slot():
     return slot_of(request_of(planner), drafts, agreement=agreement)
 
 
-A, B = {"a": Ground("evidence 0", 0.5)}, {"b": Ground("evidence 1", 0.2)}
+A, B = {"a": Bucket("evidence 0", 0.5)}, {"b": Bucket("evidence 1", 0.2)}
 
 
 def test_a_token_is_tried_where_all_before_it_was_right(slot):
-    both = A | {"b": Ground("evidence 0", 0.4)}
-    agreed, contested = Agreement.ground(Agreement.AGREED, 0.5), Agreement.ground(Agreement.CONTESTED, 0.2)
+    both = A | {"b": Bucket("evidence 0", 0.4)}
+    agreed, contested = Agreement.bucket(Agreement.AGREED, 0.5), Agreement.bucket(Agreement.CONTESTED, 0.2)
     first = [Trial(0.5, True, both, 0.5, agreed), Trial(0.2, False, B, 0.2, contested)]
-    sure = Agreement.ground(Agreement.CONTESTED, 0.8)
+    sure = Agreement.bucket(Agreement.CONTESTED, 0.8)
     after = [
-        Trial(pytest.approx(0.8), False, {"a": Ground("evidence 1", 0.8)}, 0.8, sure),
+        Trial(pytest.approx(0.8), False, {"a": Bucket("evidence 1", 0.8)}, 0.8, sure),
         Trial(pytest.approx(0.2), True, B, 0.2, contested),
     ]
     assert list(Trials(slot, [1])) == first, "what comes after the last token was not seen"
@@ -74,24 +74,24 @@ def test_agreement_is_tried_only_where_it_is_learnt(slot):
 
 def test_agreement_is_named_by_kind_and_chance():
     tokens = [(Agreement.ALONE, 0.0), (Agreement.AGREED, 0.05), (Agreement.CONTESTED, 0.74), (Agreement.ALONE, 0.9)]
-    assert [Agreement.ground(*token).name for token in tokens] == [
+    assert [Agreement.bucket(*token).name for token in tokens] == [
         "alone, chance 0 to 0.05", "agreed, chance 0.05 to 0.15", "contested, chance 0.6 to 0.75", "alone, chance 0.9 to 1",
     ]  # fmt: skip
     for kind, chance in tokens[1:]:
         (found,) = Agreement().of([kind], [chance])
-        assert found == pytest.approx(min(Agreement.ground(kind, chance).prior * chance, 0.995))
+        assert found == pytest.approx(min(Agreement.bucket(kind, chance).prior * chance, 0.995))
 
 
-def test_grounds_have_names():
+def test_buckets_have_names():
     chances = DrafterProfile("toy").chances
-    names = [chances.ground(ground).name for ground in (0, 1, 4, 8, 9, 10, 22)]
+    names = [chances.bucket(bucket).name for bucket in (0, 1, 4, 8, 9, 10, 22)]
     assert names == [
         "any", "run from 0", "run from 3", "run from 33", "confidence 0 to 0.02", "confidence 0.02 to 0.05",
         "confidence 0.98 to 1",
     ]  # fmt: skip
     child = chances.child()
-    assert chances.of(child.grounds(Draft([1]), 0)) == [chances.ground(1).prior]
-    assert [chances.ground(ground).prior for ground in child.grounds(Draft([1], confidence=[0.5]), 0)] == [0.55]
+    assert chances.of(child.buckets(Draft([1]), 0)) == [chances.bucket(1).prior]
+    assert [chances.bucket(bucket).prior for bucket in child.buckets(Draft([1], confidence=[0.5]), 0)] == [0.55]
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
@@ -107,7 +107,7 @@ def test_an_engine_tells_every_round_in_which_a_planner_gave_chances(is_planned)
     trials = [trial for each in seen for trial in each]
     assert n_emitted == 24
     assert bool(trials) is is_planned
-    assert all(list(trial.grounds) == ["scripted"] and 0 < trial.chance < 1 for trial in trials)
+    assert all(list(trial.buckets) == ["scripted"] and 0 < trial.chance < 1 for trial in trials)
     if is_planned:
         rounds = [[trial.is_right for trial in each] for each in seen]
         assert {tuple(each) for each in rounds} >= {(), (False,)}

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from more_toys import ToyConstraint, registry_with_toys
+from support.more_toys import ToyConstraint, registry_with_toys
 
 from augury.errors import OptionError, PluginError
 from augury.testing import ContractError, check_constraint

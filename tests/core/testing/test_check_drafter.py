@@ -328,7 +328,11 @@ class Paced(Honest):
 
     @staticmethod
     def length(pace, limit):
-        return limit if pace is None else min(pace.depth, next(k for k in range(1, 99) if 0.5**k < pace.least_reach or k == 64))
+        return (
+            limit
+            if pace is None
+            else min(pace.depth, next(k for k in range(1, 99) if 0.5**k < pace.min_path_probability or k == 64))
+        )
 
 
 Tireless = mutant(Paced, length=staticmethod(lambda pace, limit: limit))

@@ -1,6 +1,6 @@
 import attrs
 import pytest
-from toys import ScriptedDrafter, toy_engine
+from support.toys import ScriptedDrafter, toy_engine
 
 from augury.testing.counts import miscounts
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import PYTEST
+from support.commands import PYTEST
 
 BROKEN = """
 from augury import Draft, Drafter, hookimpl

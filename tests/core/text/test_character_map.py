@@ -4,8 +4,8 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-import vocabularies
 from hypothesis import given, strategies as st
+from support import vocabularies
 
 from augury.errors import ModelFileError
 from augury.text.character_map import CharacterMap

@@ -2,8 +2,8 @@ import datetime as dt
 from pathlib import Path
 
 import pytest
-import vocabularies
 from hypothesis import given, strategies as st
+from support import vocabularies
 
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.text.chat_template import ChatTemplate

@@ -3,8 +3,8 @@ import threading
 
 import numpy as np
 import pytest
-import vocabularies
 from hypothesis import given, settings, strategies as st
+from support import vocabularies
 
 from augury.errors import CapacityError, ModelFileError, OptionError, PromptTooLongError, UnsupportedError
 from augury.text.tokenizer import StreamDecoder, load_tokenizer

@@ -7,11 +7,11 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
-from head_rig import REGISTRY
 from oracles.drafts import copying_head, draft_file, runs
 from oracles.models import tiny_model
-from toys import as_history
+from support.cpu_backends import cpu_backends
+from support.head_rig import REGISTRY
+from support.toys import as_history
 
 from augury import Engine
 from augury.errors import ModelFileError, OptionError, UnsupportedError

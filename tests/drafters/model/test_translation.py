@@ -3,10 +3,10 @@
 import gguf
 import numpy as np
 import pytest
-import vocabularies
 from gguf.quants import quantize
 from hypothesis import given, settings, strategies as st
 from oracles.models import tiny_model
+from support import vocabularies
 
 from augury import Engine
 from augury.drafters.model.translation import Translation

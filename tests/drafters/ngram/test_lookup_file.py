@@ -2,8 +2,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import disk_is_full
 from hypothesis import given, settings, strategies as st
+from support.damage import disk_is_full
 
 from augury.drafters.ngram import lookup_file
 from augury.drafters.ngram.counts import NgramCounts

@@ -8,8 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from damage import disk_is_full
-from toys import as_history
+from support.damage import disk_is_full
+from support.toys import as_history
 from xxhash import xxh3_128_digest
 
 from augury.drafters.ngram import text_corpus

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
 from oracles.drafts import draft_file, runs, target_of
 from oracles.models import altered, nmse, tiny_file
+from support.cpu_backends import cpu_backends
 
 from augury import Registry
 from augury.batch import Batch

@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
 from oracles.drafts import copying_head, draft_file, runs, target_of
 from oracles.models import altered, nmse, tiny_file
+from support.cpu_backends import cpu_backends
 
 from augury import Registry
 from augury.batch import Batch

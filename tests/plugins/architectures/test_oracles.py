@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_backends import cpu_backends
 from oracles.drafts import DRAFTS, draft_file
 from oracles.models import ORACLES, altered, architecture_of, expected, nmse, tiny_file
 from oracles.passes import run_of, tree_of
+from support.cpu_backends import cpu_backends
 
 from augury import Registry
 from augury.blocks import Activation

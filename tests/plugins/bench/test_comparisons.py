@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import PYTEST
 from oracles.models import tiny_model
+from support.commands import PYTEST
 
 import augury.plugins.bench
 

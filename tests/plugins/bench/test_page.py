@@ -5,12 +5,12 @@ from html.parser import HTMLParser
 
 import pytest
 from attrs import evolve
-from pairs import pair
+from support.pairs import pair
 
 from augury.plugins.bench.page import page
 from augury.plugins.bench.pair_stats import DrafterResult
 from augury.plugins.bench.reliability import Reliability
-from augury.speculation.chances import Ground
+from augury.speculation.chances import Bucket
 from augury.speculation.trials import Trial
 from augury.types import Token
 
@@ -160,7 +160,7 @@ def reliable(*trials, spec_type="a;b"):
 
 
 def test_it_shows_whether_chances_are_true():
-    first, second = Ground("evidence 0", 0.5), Ground("confidence 0.3 to 0.4", 0.35)
+    first, second = Bucket("evidence 0", 0.5), Bucket("confidence 0.3 to 0.4", 0.35)
     trials = [Trial(0.45, is_right, {"a": first}) for is_right in (True, False, False, False)]
     text = shown(reliable(*trials, Trial(0.35, True, {"b": second})))
     labels = [f"Right tokens by chance, a;b: {name}" for name in ("together", "a", "b")]
@@ -177,7 +177,7 @@ def test_it_shows_whether_chances_are_true():
 
 
 def test_of_one_drafter_chances_are_shown_once():
-    text = shown(reliable(Trial(0.45, True, {"a": Ground("any", 0.5)}), spec_type="a"))
+    text = shown(reliable(Trial(0.45, True, {"a": Bucket("any", 0.5)}), spec_type="a"))
     assert drawn(text)[-1:] == ["Right tokens by chance, a: a"]
     assert "Nothing was proposed with a chance." in shown(reliable())
 

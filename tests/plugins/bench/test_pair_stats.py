@@ -5,7 +5,7 @@ import json
 import pytest
 from attrs import evolve
 from hypothesis import given, strategies as st
-from pairs import pair
+from support.pairs import pair
 
 from augury.errors import OptionError
 from augury.plugins.bench.comparison_table import comparison_lines, stall_lines

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from oracles.models import tiny_model
-from pairs import result
+from support.pairs import result
 
 from augury.cli.prompts import Prompt
 from augury.drafters.ngram_simple import NgramSimple
@@ -144,9 +144,9 @@ def test_a_planned_pair_tells_how_true_its_chances_were(monkeypatch):
         together, alone = pair.reliability.steps["together"], pair.reliability.steps["suffix"]
         assert together == alone
         assert sum(each.n for each in together) >= sum(each.n_right for each in together) > 0
-        n = sum(tally.n for _, tally in pair.reliability.grounds.values())
+        n = sum(tally.n for _, tally in pair.reliability.buckets.values())
         assert n == sum(each.n for each in together)
-        assert PairStats.of([pair]).as_json()["reliability"]["grounds"]["suffix"]
+        assert PairStats.of([pair]).as_json()["reliability"]["buckets"]["suffix"]
 
 
 def test_without_an_engine_it_says_so(runs):

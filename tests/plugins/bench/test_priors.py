@@ -1,4 +1,4 @@
-"""What grounds were worth in saved results, and that chances begin with what was measured."""
+"""What buckets were worth in saved results, and that chances begin with what was measured."""
 
 import json
 import re
@@ -19,10 +19,10 @@ def counts(n, n_right, prior=0.5, **expected):
     return {"prior": prior, "n": n, "n_right": n_right} | expected
 
 
-def result_of(*agreement, **grounds):
+def result_of(*agreement, **buckets):
     shares = [counts(n, n_right, 2.0, expected=expected) for n, expected, n_right in agreement]
     named = {f"agreed, chance {name}": each for name, each in zip(("0.15 to 0.3", "0.05 to 0.15"), shares, strict=False)}
-    return {"runs": [{"reliability": {"grounds": grounds, "agreement": named}}]}
+    return {"runs": [{"reliability": {"buckets": buckets, "agreement": named}}]}
 
 
 FIRST = result_of(suffix={"evidence 10": counts(60, 30), "evidence 9": counts(3, 1)}, a={"run from 3": counts(10, 5, 0.7)})
@@ -33,7 +33,7 @@ SECOND = result_of(
 THIRD = result_of((20, 4.5, 2), suffix={"evidence 9": counts(0, 0)})
 
 
-def test_counts_are_pooled_by_drafter_and_ground_and_what_is_not_evidence_over_all_drafters():
+def test_counts_are_pooled_by_drafter_and_bucket_and_what_is_not_evidence_over_all_drafters():
     assert pooled([FIRST, SECOND, THIRD]) == [
         GroundCounts("agreed", "chance 0.05 to 0.15", 2.0, 4, 1, 0.5),
         GroundCounts("agreed", "chance 0.15 to 0.3", 2.0, 100, 22, 20.0),
@@ -88,24 +88,24 @@ def test_the_program_pools_files(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == table_lines(pooled([FIRST, SECOND]))
 
 
-@pytest.mark.parametrize("content", ["nonsense", "[]", "{}", '{"runs": [{}]}', '{"runs": [{"reliability": {"grounds": 3}}]}'])
-def test_a_file_without_figures_by_ground_is_named(tmp_path, capsys, content):
+@pytest.mark.parametrize("content", ["nonsense", "[]", "{}", '{"runs": [{}]}', '{"runs": [{"reliability": {"buckets": 3}}]}'])
+def test_a_file_without_figures_by_bucket_is_named(tmp_path, capsys, content):
     path = tmp_path / "other.json"
     path.write_text(content)
     assert main([str(path)]) == 1
-    assert f"{path}: has no figures by ground; expected what augury bench --json printed" in capsys.readouterr().err
+    assert f"{path}: has no figures by bucket; expected what augury bench --json printed" in capsys.readouterr().err
     assert main([]) == 2
 
 
 def shipped():
-    """The chances that tokens begin with, by drafter and ground, and the ratios of agreement, by kind and chance."""
+    """The chances that tokens begin with, by drafter and bucket, and the ratios of agreement, by kind and chance."""
     own = {(name, f"evidence {i}"): p for name, each in DRAFTERS.items() for i, p in enumerate(each.evidence_chances)}
     chances = Chances()
-    grounds = chances.grounds(Draft([0] * 40), 0)
-    grounds += chances.grounds(Draft([0] * 1000, confidence=[i / 1000 for i in range(1000)]), 0)
-    own |= {("any", ground.name): ground.prior for ground in map(chances.ground, dict.fromkeys(grounds))}
+    buckets = chances.buckets(Draft([0] * 40), 0)
+    buckets += chances.buckets(Draft([0] * 1000, confidence=[i / 1000 for i in range(1000)]), 0)
+    own |= {("any", bucket.name): bucket.prior for bucket in map(chances.bucket, dict.fromkeys(buckets))}
     kinds = (Agreement.ALONE, Agreement.AGREED, Agreement.CONTESTED)
-    ratios = {Agreement.ground(kind, i / 1000) for kind in kinds for i in range(1000)}
+    ratios = {Agreement.bucket(kind, i / 1000) for kind in kinds for i in range(1000)}
     return own | {tuple(ratio.name.split(", ")): ratio.prior for ratio in ratios}
 
 
@@ -117,18 +117,18 @@ def measured():
         re.MULTILINE,
     )
     return [
-        GroundCounts(drafter, ground, float(prior), int(n), int(n_right), float(expected) if expected else None)
-        for drafter, ground, n, expected, n_right, prior in rows
+        GroundCounts(drafter, bucket, float(prior), int(n), int(n_right), float(expected) if expected else None)
+        for drafter, bucket, n, expected, n_right, prior in rows
     ]
 
 
 def test_chances_begin_with_what_was_measured():
     table, own = measured(), shipped()
-    again = "the tables of docs/benchmarks.md, “What grounds are worth”, are of other grounds; measure again as it says there"
+    again = "the tables of docs/benchmarks.md, “What buckets are worth”, are of other buckets; measure again as it says there"
     assert {each.drafter for each in table} >= {name for name, each in DRAFTERS.items() if each.evidence_chances}, again
-    assert {(each.drafter, each.ground) for each in table} <= own.keys(), again
+    assert {(each.drafter, each.bucket) for each in table} <= own.keys(), again
     for each in table:
-        assert own[each.drafter, each.ground] == each.prior, f"{each}: {again}"
+        assert own[each.drafter, each.bucket] == each.prior, f"{each}: {again}"
         assert each.measured in (None, each.prior), each
         assert each.expected is None or each.measured is not None or each.prior == 1, each
     assert sum(each.measured is not None for each in table if each.expected is None) > 30

@@ -1,14 +1,14 @@
-"""Counts of tokens by chance and by ground."""
+"""Counts of tokens by chance and by bucket."""
 
 import pytest
 from hypothesis import given, strategies as st
 
 from augury.plugins.bench.reliability import Reliability, Tally
-from augury.speculation.chances import Ground
+from augury.speculation.chances import Bucket
 from augury.speculation.trials import Trial
 
-SHORT, LONG = Ground("evidence 0", 0.2), Ground("evidence 1", 0.9)
-ALONE, AGREED = Ground("alone, chance 0.05 to 0.15", 0.5), Ground("agreed, chance 0.05 to 0.15", 2.0)
+SHORT, LONG = Bucket("evidence 0", 0.2), Bucket("evidence 1", 0.9)
+ALONE, AGREED = Bucket("alone, chance 0.05 to 0.15", 0.5), Bucket("agreed, chance 0.05 to 0.15", 2.0)
 TRIALS = [
     Trial(0.05, False, {"a": SHORT}, 0.125, ALONE),
     Trial(0.15, True, {"a": SHORT, "b": LONG}, 0.0625, AGREED),
@@ -27,7 +27,7 @@ def test_tokens_count_for_each_who_proposed_them_and_once_for_all_together():
     assert tallies(found, "together") == {0: Tally(1, 0.05, 0), 1: Tally(2, 0.25, 1), 9: Tally(1, 1.0, 1)}
     assert tallies(found, "a") == {0: Tally(1, 0.05, 0), 1: Tally(1, 0.15, 1)}
     assert tallies(found, "b") == {1: Tally(2, 0.25, 1), 9: Tally(1, 1.0, 1)}
-    assert found.grounds == {
+    assert found.buckets == {
         ("a", "evidence 0"): (0.2, Tally(2, 0.2, 1)),
         ("b", "evidence 1"): (0.9, Tally(3, 1.25, 2)),
     }
@@ -38,7 +38,7 @@ def test_tokens_count_for_each_who_proposed_them_and_once_for_all_together():
 def test_pooled_counts_are_those_of_all_trials(parts):
     pooled = Reliability.pool(map(Reliability.of, parts)).as_json()
     at_once = Reliability.of(trial for part in parts for trial in part).as_json()
-    assert pooled["grounds"] == at_once["grounds"]
+    assert pooled["buckets"] == at_once["buckets"]
     assert pooled["agreement"] == at_once["agreement"]
     assert {name: [tuple(each) for each in steps] for name, steps in pooled["steps"].items()} == {
         name: [(n, pytest.approx(expected), n_right) for n, expected, n_right in steps]
@@ -49,7 +49,7 @@ def test_pooled_counts_are_those_of_all_trials(parts):
 def test_json_has_the_counts():
     told = Reliability.of(TRIALS).as_json()
     assert told["steps"]["a"][:2] == [[1, 0.05, 0], [1, 0.15, 1]]
-    assert told["grounds"]["b"] == {"evidence 1": {"prior": 0.9, "n": 3, "n_right": 2}}
+    assert told["buckets"]["b"] == {"evidence 1": {"prior": 0.9, "n": 3, "n_right": 2}}
     assert told["agreement"][AGREED.name] == {"prior": 2.0, "n": 1, "expected": 0.0625, "n_right": 1}
 
 

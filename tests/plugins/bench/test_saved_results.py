@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from pairs import pair
+from support.pairs import pair
 
 from augury.errors import AuguryError
 from augury.plugins.bench.pair_stats import DrafterResult

@@ -6,8 +6,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
-from commands import here, run
-from servers import serving
+from support.commands import here, run
+from support.servers import serving
 
 from augury.cli.prompts import Prompt
 from augury.errors import AuguryError

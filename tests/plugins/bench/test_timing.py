@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from toys import ToyModel
+from support.toys import ToyModel
 
 from augury.errors import CapacityError
 from augury.plugins.bench.model_runner import ModelRunner

@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 from hypothesis import given, strategies as st
-from pairs import pair
+from support.pairs import pair
 
 from augury.cli.prompts import Prompt
 from augury.plugins.bench.paired_runs import Pair

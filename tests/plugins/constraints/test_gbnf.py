@@ -4,9 +4,9 @@ import itertools
 import re
 
 import pytest
-import vocabularies
 from hypothesis import given, settings, strategies as st
 from oracles import gbnf
+from support import vocabularies
 
 from augury.constraint import ConstraintSession
 from augury.errors import OptionError, UnsupportedError

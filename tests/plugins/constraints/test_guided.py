@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-import vocabularies
+from support import vocabularies
 
 from augury.cli.command_line import make_parser
 from augury.cli.sampling_flags import request_params

@@ -1,7 +1,7 @@
 """The budget of reasoning: when its end is due, and that everything else is left as it is."""
 
 import pytest
-import vocabularies
+from support import vocabularies
 
 from augury.constraint import ConstraintSession
 from augury.errors import OptionError

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-import vocabularies
 from pydantic import UUID4, AnyUrl, BaseModel, Field, SecretStr, TypeAdapter
+from support import vocabularies
 
 from augury.constraint import ConstraintSession
 from augury.errors import OptionError

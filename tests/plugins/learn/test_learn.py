@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from commands import run
 from gguf import GGMLQuantizationType
-from head_rig import REGISTRY, Rig
 from oracles.drafts import draft_file, parted, target_of
 from oracles.models import tiny_file, tiny_model
+from support.commands import run
+from support.head_rig import REGISTRY, Rig
 
 from augury import Engine
 from augury.batch import Batch

@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from attrs import frozen
-from more_toys import registry_with_toys
 from oracles.models import tiny_model
+from support.more_toys import registry_with_toys
 
 from augury import hookimpl
 from augury.engine.engine import Engine

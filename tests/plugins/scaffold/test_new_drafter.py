@@ -4,8 +4,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from commands import run
-from damage import disk_is_full
+from support.commands import run
+from support.damage import disk_is_full
 
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 

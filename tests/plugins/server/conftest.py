@@ -1,8 +1,8 @@
 """Servers that several modules of tests share: starting one takes seconds."""
 
 import pytest
-from commands import here
-from servers import serving
+from support.commands import here
+from support.servers import serving
 
 
 @pytest.fixture(scope="session")

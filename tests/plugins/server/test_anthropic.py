@@ -4,7 +4,7 @@ import json
 
 import pytest
 from pydantic import BaseModel, Field
-from servers import serving
+from support.servers import serving
 
 HELLO = [{"role": "user", "content": "Say hello in five words."}]
 WEATHER = {

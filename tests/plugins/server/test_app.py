@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import httpx
 import pytest
-from commands import here, run
-from servers import serving
+from support.commands import here, run
+from support.servers import serving
 
 from augury.errors import AuguryError
 from augury.plugins.server import command

@@ -7,8 +7,8 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from commands import here, run
-from servers import serving
+from support.commands import here, run
+from support.servers import serving
 
 from augury.plugins.learn.corpus import read_texts
 from augury.plugins.server import collection

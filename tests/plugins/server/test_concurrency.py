@@ -10,7 +10,7 @@ from random import Random
 
 import httpx
 import pytest
-from servers import serving, settled
+from support.servers import serving, settled
 
 N_CLIENTS = 64
 WORDS = ["-m", "smollm2", "-c", "512", "-np", "4", "--temp", "0", "--metrics"]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from servers import serving
+from support.servers import serving
 
 CONFORMANCE = ("status_code", "content_type", "response_headers", "response_schema")
 CHECKS = ",".join(["not_a_server_error", *(f"{what}_conformance" for what in CONFORMANCE)])

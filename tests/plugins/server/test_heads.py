@@ -4,9 +4,9 @@ import asyncio
 
 import httpx
 import pytest
-from drafter_specs import head_specs
 from oracles.drafts import agreeing
 from oracles.models import tiny_model
+from support.drafter_specs import head_specs
 
 from augury import Engine, Registry
 from augury.plugins.server.app import make_app

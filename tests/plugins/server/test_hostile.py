@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from commands import here
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
-from servers import serving, settled
+from support.commands import here
+from support.servers import serving, settled
 
 from augury.errors import OptionError
 from augury.plugins.server import connection, generation

@@ -1,7 +1,7 @@
 """What Prometheus reads: llama.cpp's names, counts by drafter, and sums that hold."""
 
 from prometheus_client.parser import text_string_to_metric_families
-from toys import ScriptedDrafter, toy_engine
+from support.toys import ScriptedDrafter, toy_engine
 
 from augury.plugins.server.metrics import Metrics
 from augury.types import DrafterStats, Round, Summary, Timings

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from commands import here, run
-from servers import serving
+from support.commands import here, run
+from support.servers import serving
 
 from augury.plugins.server import app as app_module
 from augury.plugins.server.app import make_app

@@ -6,8 +6,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from commands import here, run
-from servers import serving
+from support.commands import here, run
+from support.servers import serving
 
 from augury.errors import AuguryError
 from augury.plugins.server.conversation import plan_chat

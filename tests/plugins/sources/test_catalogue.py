@@ -3,9 +3,9 @@
 import hashlib
 import re
 
-import local_hub
 import pytest
 from attrs import evolve
+from support import local_hub
 
 from augury.errors import ModelFileError
 from augury.interfaces import Progress

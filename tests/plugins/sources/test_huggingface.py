@@ -6,10 +6,10 @@ from pathlib import Path
 from threading import Event
 
 import huggingface_hub
-import local_hub
 import pytest
-from damage import disk_is_full
 from huggingface_hub import constants
+from support import local_hub
+from support.damage import disk_is_full
 
 from augury.errors import ModelFileError
 from augury.interfaces import Progress

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from damage import disk_is_full
+from support.damage import disk_is_full
 
 from augury.errors import ModelFileError
 from augury.interfaces import Progress

@@ -6,10 +6,10 @@ import json
 import math
 
 import pytest
-from commands import REPEATING, here, run
-from damage import disk_is_full
 from oracles.drafts import HEADS, agreeing, copying_head
 from oracles.models import tiny_model
+from support.commands import REPEATING, here, run
+from support.damage import disk_is_full
 
 NGRAM = ["--spec-type", "ngram-simple"]
 

@@ -4,8 +4,8 @@ import functools
 import json
 
 import pytest
-from commands import here, run
 from oracles.models import tiny_model
+from support.commands import here, run
 
 from augury.cli.command_line import make_parser
 from augury.plugins.bench.timing import Timing

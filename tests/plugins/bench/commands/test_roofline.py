@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from commands import here, run
 from oracles.models import tiny_file, tiny_model
 from oracles.passes import run_of
+from support.commands import here, run
 
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.interfaces import Progress

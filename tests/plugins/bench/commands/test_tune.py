@@ -6,10 +6,10 @@ import math
 import shlex
 
 import pytest
-from commands import here, run
 from oracles.drafts import HEADS, copying_head, draft_file, parted
 from oracles.models import tiny_model
-from pairs import pair
+from support.commands import here, run
+from support.pairs import pair
 
 from augury.plugins.bench.paired_runs import PairedRuns
 

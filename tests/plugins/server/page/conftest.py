@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from servers import serving
+from support.servers import serving
 
 SETTINGS = {"sampling": {"max_tokens": 96}}
 

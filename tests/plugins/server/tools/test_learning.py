@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import real_templates
-from grammar_matching import TOKENIZER, follows
 from hypothesis import given, settings, strategies as st
+from support.grammar_matching import TOKENIZER, follows
 
 from augury.plugins.server.tools import ChatFormat
 from augury.plugins.server.tools.delta import collect

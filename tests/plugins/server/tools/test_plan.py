@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from grammar_matching import TOKENIZER, follows
+from support.grammar_matching import TOKENIZER, follows
 
 from augury.errors import OptionError
 from augury.plugins.server.tools import ChatFormat

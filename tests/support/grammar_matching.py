@@ -1,6 +1,6 @@
 """Whether an answer is one that a grammar allows, token by token."""
 
-import vocabularies
+from support import vocabularies
 
 from augury.constraint import ConstraintSession
 from augury.loader import Shared

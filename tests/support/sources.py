@@ -4,7 +4,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = {"core": "augury", "backends": "augury.backends", "drafters": "augury.drafters", "plugins": "augury.plugins"}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from augury.text.tokenizer import load_tokenizer
 
-DATA = Path(__file__).parent / "data" / "tokenizer"
+DATA = Path(__file__).parents[1] / "data" / "tokenizer"
 ORACLES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")
 KINDS = ("bert", "gemma4", "unigram", "unigram-merged", "rwkv", "plamo2", "hybriddna", "whitespace")
 NAMES = (*ORACLES, "smollm", "user-defined", *KINDS)

@@ -64,10 +64,10 @@ def of_model(name: str) -> dict[str, np.ndarray]:
 
 def main(out: str, names: list[str]) -> None:
     """Store cases of the emulated CPU, and what its kernels are made of."""
-    import arm64
+    from support import arm64
 
     arm64.pretend()
-    import stand_in_tiles  # noqa: F401 - one more instruction set
+    import support.stand_in_tiles  # noqa: F401 - one more instruction set
 
     from augury.backends.numba_cpu.kernels import matmul
     from augury.backends.numba_cpu.kernels.isa import available_isas

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from damage import mutate, mutate_header
 from oracles.models import tiny_file
+from support.damage import mutate, mutate_header
 
 from augury import AuguryError, Engine
 from augury.backends.numba_cpu.kernels import jit, simd
@@ -22,7 +22,7 @@ from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
 
-LOOKUPS = Path(__file__).parent / "data" / "lookup"
+LOOKUPS = Path(__file__).parents[1] / "data" / "lookup"
 N_LOOKUP_VOCAB = 49152
 
 

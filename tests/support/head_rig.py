@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 from oracles.drafts import NEXTN, draft_file, nextn_file, runs, target_of
 from oracles.models import nmse, tiny_model
-from toys import as_history
+from support.toys import as_history
 
 from augury import Registry
 from augury.batch import Batch
