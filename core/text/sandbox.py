@@ -1,6 +1,7 @@
-"""Where chat templates run: Jinja2's immutable sandbox, in a process of its own with limits, which `renderer` starts.
+"""Where chat templates run: Jinja2's sandbox, in a process of its own with limits, which `renderer` starts.
 
-The sandbox keeps a template from Python's internals. The limits are the kernel's, on processor time and memory: no count of
+The sandbox keeps a template from Python's internals and from changing what it was given; lists and mappings that it made itself
+it may change, as some do to count calls. The limits are the kernel's, on processor time and memory: no count of
 loops or nodes stops every program. `9 ** 999999999`, `"%999999999d" % 1`, or the hash of a pair of a pair of a pair, each of
 one thing twice, is a single operation, and nothing in Python interrupts it.
 """
@@ -14,12 +15,12 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment, modifies_known_mutable
 
 if TYPE_CHECKING:
     from jinja2 import Template, nodes
@@ -35,18 +36,20 @@ class _Refusal(Exception):  # noqa: N818 -- not a fault: the template's answer t
     """An error that a template reports by calling `raise_exception`."""
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
+class _Sandbox(SandboxedEnvironment):
     """Renders one template again and again, with the names that templates for transformers use."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self._source, self._template = "", self.from_string("")
+        self._given: frozenset[int] = frozenset()
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _refuse
 
     def write(self, source: str, names: Mapping[str, object], now: dt.datetime, n_characters: int) -> str:
         """Render a template into at most so many characters."""
         self.globals["strftime_now"] = now.strftime
+        self._given = frozenset(map(id, _containers(names)))  # which live as long as the rendering
         pieces, length = [], 0
         for piece in self._compiled(source).generate(names):
             pieces.append(piece)
@@ -55,10 +58,25 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 raise SecurityError(f"it writes more than {n_characters} characters")
         return "".join(pieces)
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may use an attribute; what changes a thing that it was given it may not."""
+        is_changing = modifies_known_mutable(obj, attr) and id(obj) in self._given
+        return not is_changing and super().is_safe_attribute(obj, attr, value)
+
     def _compiled(self, source: str) -> Template:
         if source != self._source:
             self._source, self._template = source, self.from_string(source)
         return self._template
+
+
+def _containers(value: object) -> Iterator[object]:
+    """All lists and mappings that a value of JSON's types holds, and itself."""
+    rest = [value]
+    while rest:
+        found = rest.pop()
+        if isinstance(found, list | Mapping):
+            yield found
+            rest += found.values() if isinstance(found, Mapping) else found
 
 
 class _Generation(Extension):

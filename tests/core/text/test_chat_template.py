@@ -293,14 +293,39 @@ def test_a_broken_template_is_a_model_file_error_that_says_what_to_do(source, me
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update({'role': 'x'}) }}",
         "{{ raise_exception.__globals__ }}{{ raise_exception.__globals__.x }}",
     ],
 )
 def test_a_template_does_not_leave_its_sandbox(source):
     with pytest.raises(ModelFileError):
         ChatTemplate(source).render(HELLO)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "messages.append(1)",
+        "messages[0].update({'role': 'x'})",
+        "(messages | default([])).clear()",
+        "made[0].pop('role')",
+        "made[-1].sort()",
+        "more.tags.append('x')",
+    ],
+)
+def test_a_template_cannot_change_what_it_was_given(change):
+    source = "{% set made = [messages[0], messages] %}{{ CHANGE }}".replace("CHANGE", change)
+    with pytest.raises((ModelFileError, OptionError), match="SecurityError"):
+        ChatTemplate(source).render(HELLO, kwargs={"more": {"tags": []}})
+
+
+def test_a_template_may_change_what_it_made():
+    source = (
+        "{% set ns = namespace(ids=[], named={}) %}{% for m in messages %}{% set _ = ns.ids.append(m.role) %}"
+        "{% set _ = ns.named.update({m.role: loop.index}) %}{% endfor %}{% set _ = ns.ids.insert(0, 'x') %}"
+        "{{ ns.ids.pop(0) }} {{ ns.ids | join }} {{ ns.named.pop('user') }} {{ ns.named | length }}"
+    )
+    template = ChatTemplate(source)
+    assert [template.render(HELLO), template.render(HELLO)] == ["x user 1 0"] * 2
 
 
 def test_a_template_that_goes_on_and_on_is_a_model_file_error():

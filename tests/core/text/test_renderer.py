@@ -34,6 +34,10 @@ HOSTILE = [
     "{% for a in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
     "{% set c = cycler('a', 'b') %}" + ROUNDS + ROUNDS + "{% set d = c.next() %}{% endfor %}{% endfor %}",
     "{% set j = joiner(',') %}" + ROUNDS + ROUNDS + "{{ j() }}{% endfor %}{% endfor %}",
+    "{% set a = [1] %}{% for i in a %}{% set _ = a.append(i) %}{% endfor %}",
+    "{% set a = ['x' * 99999] %}{% for i in a %}{% set _ = a.append(i ~ i) %}{% endfor %}",
+    "{% set a = [1] %}{% for i in range(60) %}{% set _ = a.extend(a) %}{% endfor %}",
+    "{% set a = [] %}{% set _ = a.append(a) %}{% for i in a recursive %}{{ loop(i) }}{% endfor %}",
     # macros
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
