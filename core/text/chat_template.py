@@ -28,6 +28,19 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names that templat
 _ADVICE = "give a prompt instead of messages, or use another conversion of the model"
 
 
+class RenderedMessages(list[Mapping[str, Any]]):
+    """Messages and what a chat template wrote for them.
+
+    Attributes:
+        text: What it wrote.
+        separator: The character in it that divides the texts of control tokens in messages; None if they are tokens.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]], text: str, separator: str | None = None) -> None:
+        super().__init__(messages)
+        self.text, self.separator = text, separator
+
+
 class ChatTemplate:
     """A model's chat template.
 
@@ -185,6 +198,17 @@ class ChatTemplate:
             return False
         return True
 
+    def rendered(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, kwargs: Any = None, **options: Any
+    ) -> RenderedMessages:
+        """Write a conversation for `encode`. Arguments and errors are those of `render`."""
+        if self._literal is None:
+            return RenderedMessages(messages, self.render(messages, tools=tools, kwargs=kwargs, **options))
+        _checked(messages), _names(tools, kwargs)
+        given = [list(messages), tools, kwargs]
+        (marked, tools, kwargs), separator = self._literal.marked(given, self.source, self.tool_source)
+        return RenderedMessages(messages, self.render(marked, tools=tools, kwargs=kwargs, **options), separator)
+
     def close(self) -> None:
         """End the process that renders; the next rendering starts another. May be called twice."""
         self._renderer.close()
@@ -193,7 +217,7 @@ class ChatTemplate:
         """Write a conversation and encode it, with one bos where the model wants one.
 
         The template's control tokens are read as such; in messages, tools and variables they are text. Arguments are
-        those of `render`, and the `n_most` of `Tokenizer.encode`.
+        those of `render`, and the `n_most` of `Tokenizer.encode`. What `rendered` has written is not written again.
 
         Raises:
             PromptTooLongError: as `Tokenizer.encode`.
@@ -204,15 +228,8 @@ class ChatTemplate:
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise UnsupportedError("this model has no tokenizer, so a conversation cannot be encoded; give token ids instead")
-        separator = None
-        if self._literal is not None:
-            _checked(messages), _names(options.get("tools"), options.get("kwargs"))
-            given = [list(messages), options.get("tools"), options.get("kwargs")]
-            (messages, options["tools"], options["kwargs"]), separator = self._literal.marked(
-                given, self.source, self.tool_source
-            )
-        text = self.render(messages, **options)
-        ids = tokenizer.encode(text, add_special=False, parse_special=True, n_most=n_most, separator=separator)
+        found = messages if isinstance(messages, RenderedMessages) else self.rendered(messages, **options)
+        ids = tokenizer.encode(found.text, add_special=False, parse_special=True, n_most=n_most, separator=found.separator)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)
         return ids

@@ -167,12 +167,17 @@ class ChatFormat:
             return None
         return {"tokens": budget, "opening": tags[0], "closing": tags[1], "is_open": is_reasoning}
 
-    def _reasoned(self, params: Mapping[str, Any], kwargs: Mapping[str, Any] | None) -> str:
-        """Where reasoning is in this request's own prompt: templates decide by its tools, roles, switches and words."""
+    def _reasoned(self, params: dict[str, Any], kwargs: Mapping[str, Any] | None) -> str:
+        """Where reasoning is in this request's own prompt: templates decide by its tools, roles, switches and words.
+
+        The messages take with them what was rendered.
+        """
         if self.template is None or not self.may_reason:
             return "to come"
-        prompt = self.template.render(params["messages"], tools=params.get("tools"), kwargs=kwargs)
-        return reasoning_at(prompt, self.tags, is_continued=params["messages"][-1].get("role") == "assistant")
+        rendered = self.template.rendered(params["messages"], tools=params.get("tools"), kwargs=kwargs)
+        params["messages"] = rendered
+        prompt = rendered.text if rendered.separator is None else rendered.text.replace(rendered.separator, "")
+        return reasoning_at(prompt, self.tags, is_continued=rendered[-1].get("role") == "assistant")
 
 
 def _described(tool: Any) -> Mapping[str, Any]:

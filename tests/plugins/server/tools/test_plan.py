@@ -323,3 +323,18 @@ def test_the_marks_around_content_may_come_before_a_required_call():
     for before in ("", frame):
         assert follows(grammar, f"Hm.<|close|>think<|sep|>{before}{call}{end}")
     assert not follows(grammar, f"Hm.<|close|>think<|sep|>{frame}")
+
+
+def test_a_prompt_is_rendered_once(monkeypatch):
+    template = ChatTemplate((TEMPLATES / "kimi-k3.jinja").read_text(), TOKENIZER)
+    form, rendered, n = ChatFormat(template, TOKENIZER), template._renderer.render, []
+    monkeypatch.setattr(template._renderer, "render", lambda *asked: n.append(1) or rendered(*asked))
+    asked = [{"role": "user", "content": "Write <|message|> and </think>."}]
+    template.encode(asked, tools=TOOLS)  # which finds out what the template takes
+    n.clear()
+    plan = form.plan(asked, tools=TOOLS)
+    found = template.encode(plan.params["messages"], tools=plan.params["tools"])
+    assert len(n) == 1
+    assert found == template.encode(asked, tools=TOOLS)
+    assert plan._is_reasoning
+    template.close()
