@@ -87,7 +87,7 @@ class ResponseStreamOptions(Fields):
 class ResponsesRequest(EngineFields):
     """A conversation that is to be continued."""
 
-    input: Annotated[str, Field(min_length=1)] | Annotated[list[InputItem], Field(max_length=N_MESSAGES)]
+    input: Annotated[str, Field(min_length=1)] | Annotated[list[InputItem], Field(max_length=N_MESSAGES)] = Field([])
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False
@@ -114,7 +114,7 @@ class ResponsesRequest(EngineFields):
         for i, item in enumerate(self.input):
             _append(found, item, f"input.{i}")
         if not found:
-            raise RequestError(400, "input holds no message", param="input")
+            raise RequestError(400, "input holds no message; send one, or instructions", param="input")
         return found
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:

@@ -119,9 +119,13 @@ def test_tools_of_other_types_are_left_out_where_there_are_no_others(client, too
     assert [(each.status_code, each.json()) for each in found] == [(200, found[1].json())] * 2
 
 
-def test_instructions_alone_are_a_conversation(client):
-    found = client.post("/v1/responses", json={"instructions": "Greet.", "input": [], "max_output_tokens": 1})
+@pytest.mark.parametrize("more", [{"input": []}, {"input": None}, {}], ids=str)
+def test_instructions_alone_are_a_conversation(client, more):
+    found = client.post("/v1/responses", json={"instructions": "Greet.", "max_output_tokens": 1} | more)
     assert found.status_code == 200
+    none = client.post("/v1/responses", json={"max_output_tokens": 1} | more)
+    assert none.status_code == 400
+    assert none.json()["error"]["message"].endswith("input holds no message; send one, or instructions")
 
 
 @pytest.mark.parametrize(
