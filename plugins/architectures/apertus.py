@@ -31,7 +31,7 @@ class Apertus(Transformer):
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward:
         below, above, slope, eps = (_number(decoder.file, name, layer) for name in ("alpha_n", "alpha_p", "beta", "eps"))
         constants = (slope + _softplus(below), _softplus(above), slope, eps)
-        return decoder.feed_forward(layer, Activation.XIELU, constants=constants, gate=None, has_scales=False, has_biases=False)
+        return decoder.feed_forward(layer, Activation.XIELU, constants=constants, gate=None, has_biases=False)
 
 
 def _softplus(x: float) -> float:

@@ -18,12 +18,12 @@ class Arctic(Transformer):
 
     name = "arctic"
     rope_args = {"is_interleaved": True}
-    experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True, "norm": "ffn_norm_exps"}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "norm": "ffn_norm_exps"}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         attention = decoder.attention(layer, rope, has_output_bias=False)
-        dense = decoder.feed_forward(layer, n_ff=decoder.n_embd, has_scales=False, has_biases=False)
+        dense = decoder.feed_forward(layer, n_ff=decoder.n_embd, has_biases=False)
         return Layer(attention, (dense, mixture(decoder, layer, is_parallel=True, **cls.experts)))
 
 
@@ -32,7 +32,7 @@ class GroveMoe(Transformer):
 
     name = "grovemoe"
     attention_args = {"has_head_norms": True}
-    experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> MixtureOfExperts:
@@ -45,7 +45,7 @@ class GroveMoe(Transformer):
         router = attrs.evolve(
             block.router, n_used=min(block.router.n_used, n_groups), n_alike=n_alike, scale=keys.number("expert_group_scale")
         )
-        parts = expert_matrices(decoder, layer, n_groups, suffix="chexps", has_scales=False)
+        parts = expert_matrices(decoder, layer, n_groups, suffix="chexps")
         adjugate = MixtureOfExperts(norm=None, router=router, activation=block.activation, **parts)
         return attrs.evolve(block, adjugate=adjugate)
 
@@ -54,7 +54,7 @@ class SmallThinker(Transformer):
     """Experts are chosen by the layer's input; layers with a window have rope, and the others none."""
 
     name = "smallthinker"
-    experts = {"has_scales": False, "is_normalised": True, "activation": Activation.RELU}
+    experts = {"is_normalised": True, "activation": Activation.RELU}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:

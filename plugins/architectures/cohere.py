@@ -21,7 +21,7 @@ class CommandR(Transformer):
     name = "command-r"
     decoder_args = {"norm": NormKind.LAYER}
     rope_args = {"is_interleaved": True}
-    ffn_args = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
+    ffn_args = {"norm": "attn_norm", "is_parallel": True}
     output_args = {"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale", 0.0) or 1.0}
 
     @classmethod
@@ -37,7 +37,7 @@ class Cohere2(Transformer):
     rope_args = None
     local_rotary = {"is_interleaved": True, "n_rot": local_size}
     windows = {"period": _PERIOD, "is_required": True}
-    ffn_args = {"norm": "attn_norm", "is_parallel": True}
+    ffn_args = {"norm": "attn_norm", "is_parallel": True, "has_scales": True}
     output_args = {"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0}
 
 

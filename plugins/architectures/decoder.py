@@ -266,7 +266,7 @@ class Decoder(Tensors):
         gate: Literal["own", "fused"] | None = "own",
         norm: str | Norm | None = "ffn_norm",
         has_post_norm: bool = False,
-        has_scales: bool = True,
+        has_scales: bool = False,
         has_biases: bool = True,
         factor: float = 1.0,
         n_ff: int | None = None,
@@ -281,7 +281,7 @@ class Decoder(Tensors):
             gate: Whether it has a tensor of its own, is the first half of that of `up`, or does not exist.
             norm: The norm of its input, or the name of its tensor.
             has_post_norm: Whether the block's output is normed before it is added to the residual stream.
-            has_scales: Whether the family takes note of scale tensors here; llama.cpp lets most families ignore them.
+            has_scales: Whether the family takes note of scale tensors here; most families in llama.cpp do not.
             has_biases: Whether it takes note of biases.
             factor: The factor of the block's output.
             n_ff: F, if it is not the file's key.
@@ -307,7 +307,7 @@ class Decoder(Tensors):
         )
         return attrs.evolve(feed_forward, **others)
 
-    def again(self, stored: Layer, layer: int, *, has_scales: bool = True) -> Layer:
+    def again(self, stored: Layer, layer: int, *, has_scales: bool = False) -> Layer:
         """A stored layer that comes again as another, whose scale tensors it has.
 
         Args:

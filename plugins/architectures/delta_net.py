@@ -59,6 +59,7 @@ class DeltaNet(Transformer):
 
     name = "deltanet"
     rope_args = None
+    ffn_args = {"has_scales": True}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - it has none

@@ -95,7 +95,8 @@ def _layers(decoder: Decoder) -> tuple[Layer, ...]:
         raise UnsupportedError(f"{decoder.file.path}: {keys.full('hidden_act')!r} is {act!r}; known are silu and gelu")
     layers = []
     for i, window in enumerate(windows):
-        feed_forward = decoder.feed_forward(i, Activation(act), has_post_norm=f"blk.{i}.post_ffw_norm.weight" in tensors)
+        has_post_norm = f"blk.{i}.post_ffw_norm.weight" in tensors
+        feed_forward = decoder.feed_forward(i, Activation(act), has_post_norm=has_post_norm, has_scales=True)
         attention = _attention(decoder, i, window)
         layer = Layer(
             _convolved(decoder, f"blk.{i}.attn_conv", attention), _convolved(decoder, f"blk.{i}.ffn_conv", feed_forward)

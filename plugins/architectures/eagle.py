@@ -41,7 +41,7 @@ class Eagle3(Architecture):
         hidden_norm: Norm | None = decoder.norm("blk.0.attn_norm_2")
         if decoder.keys.flag("norm_before_residual", default=False):
             layers, hidden_norm = [Layer(None, norm=hidden_norm)], None
-        layers.append(Layer(_attention(decoder, hidden_norm), decoder.feed_forward(0)))
+        layers.append(Layer(_attention(decoder, hidden_norm), decoder.feed_forward(0, has_scales=True)))
         n_seen = decoder.keys.count("target_hidden_size")
         seen = _features(decoder)
         main = ModelPlan(

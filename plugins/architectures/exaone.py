@@ -14,7 +14,6 @@ class Exaone(Transformer):
 
     name = "exaone"
     rope_args = {"has_factors": True}
-    ffn_args = {"has_scales": False}
 
 
 class Exaone4(Transformer):
@@ -23,7 +22,7 @@ class Exaone4(Transformer):
     name = "exaone4"
     rope_args = {"has_factors": True}
     attention_args = {"norm": None, "has_head_norms": True, "has_post_norm": True}
-    ffn_args = {"norm": None, "has_post_norm": True, "has_scales": False}
+    ffn_args = {"norm": None, "has_post_norm": True}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -42,5 +41,4 @@ class ExaoneMoe(Transformer):
     local_rotary = {"has_factors": True}
     windows = {"period": 4, "is_required": True}
     attention_args = {"has_head_norms": True}
-    ffn_args = {"has_scales": False}
-    experts = {"has_weights_scale": True, "has_scales": False}
+    experts = {"has_weights_scale": True}

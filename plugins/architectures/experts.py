@@ -57,8 +57,8 @@ def limited_feed_forward(
     most = of_experts if shares_limit and own not in decoder.keys else expert_limit(decoder, layer, own)
     is_activated = limits_activated and most is not None
     if not has_experts(decoder, layer):
-        return decoder.feed_forward(layer, has_scales=False, has_biases=has_biases, limit=most, limits_activated=is_activated)
-    block = mixture(decoder, layer, has_scales=False, limit=of_experts, limits_activated=limits_activated, **experts)
+        return decoder.feed_forward(layer, has_biases=has_biases, limit=most, limits_activated=is_activated)
+    block = mixture(decoder, layer, limit=of_experts, limits_activated=limits_activated, **experts)
     if block.shared is None:
         return block
     return attrs.evolve(block, shared=attrs.evolve(block.shared, limit=most, limits_activated=is_activated))
@@ -73,7 +73,7 @@ def mixture(
     activation: Activation = Activation.SILU,
     is_normalised: bool | None = None,
     has_weights_scale: bool = False,
-    has_scales: bool = True,
+    has_scales: bool = False,
     has_gate: bool = True,
     norm: str | Norm | None = "ffn_norm",
     has_post_norm: bool = False,
@@ -92,7 +92,7 @@ def mixture(
         activation: The activation of the experts' gates.
         is_normalised: Whether the weights are divided by their sum; None: as `expert_weights_norm` says.
         has_weights_scale: Whether the family takes note of `expert_weights_scale`, where 0 stands for "not set".
-        has_scales: Whether the family takes note of scale tensors of experts; llama.cpp lets some families ignore them.
+        has_scales: Whether the family takes note of scale tensors of experts; most families in llama.cpp do not.
         has_gate: Whether experts have gates.
         norm: The norm of its input, or the name of its tensor.
         has_post_norm: Whether the block's output is normed before it is added to the residual stream.
@@ -162,7 +162,7 @@ def expert_matrices(
     suffix: str = "exps",
     n_embd: int | None = None,
     has_gate: bool = True,
-    has_scales: bool = True,
+    has_scales: bool = False,
 ) -> Mapping[str, Any]:
     """The fields `gate`, `up` and `down` of a `MixtureOfExperts`.
 

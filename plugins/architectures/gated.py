@@ -28,7 +28,6 @@ class MuseGlimmer(Transformer):
     windows = {"period": 4, "is_required": True}
     attention_args = {"has_head_norms": True}
     ffn_args = {
-        "has_scales": False,
         "post_norm": lambda decoder, layer: _post_norm(decoder, f"blk.{layer}.post_ffw_norm"),
     }
     embedding_args = {"norm": Decoder.plain_norm}
@@ -50,7 +49,7 @@ class Spark(Transformer):
     name = "spark2_5"
     local_rotary = {"base": local_base, "n_rot": local_size}
     windows = {"period": None, "is_required": True}
-    ffn_args = {"activation": Activation.GELU_HALF, "has_scales": False}
+    ffn_args = {"activation": Activation.GELU_HALF}
 
     @classmethod
     def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
@@ -75,7 +74,7 @@ class Talkie(Transformer):
             q_norm=decoder.norm(f"{at}.attn_q_norm", decoder.head_dim, shape=(decoder.n_heads[layer], 1)),
             k_norm=Norm(None, decoder.head_dim, decoder.eps),
         )
-        feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False)
+        feed_forward = decoder.feed_forward(layer, norm=norm)
         down = decoder.linear(f"{at}.ffn_down", decoder.n_ff[layer], decoder.n_embd, has_bias=False)
         skip = SecondStream(float(decoder.values(f"{at}.layer_output_scale.weight", 1)[0]))
         return Layer(attention, (attrs.evolve(feed_forward, down=down), skip))

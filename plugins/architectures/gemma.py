@@ -46,7 +46,7 @@ class Gemma(Transformer):
 
     name = "gemma"
     attention_args = {"scale": lambda decoder, _: 1.0 / math.sqrt(decoder.value_dim)}
-    ffn_args = {"activation": Activation.GELU_HALF, "has_scales": False}
+    ffn_args = {"activation": Activation.GELU_HALF}
     embedding_args = {"scale": lambda decoder: math.sqrt(decoder.n_embd)}
     output_args = {"is_tied": True}
 
@@ -119,7 +119,7 @@ class Gemma4(Gemma):
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
         """The feed-forward of a layer; of one with experts it is the shared one."""
-        dense: dict[str, Any] = {"activation": Activation.GELU_HALF, "has_biases": False}
+        dense: dict[str, Any] = {"activation": Activation.GELU_HALF, "has_biases": False, "has_scales": True}
         if not has_experts(decoder, layer):
             return decoder.feed_forward(layer, has_post_norm=True, **dense)
         after_dense, after_experts = (decoder.norm(f"blk.{layer}.post_ffw_norm_{i}") for i in (1, 2))
@@ -131,6 +131,7 @@ class Gemma4(Gemma):
             is_normalised=True,
             norm="pre_ffw_norm_2",
             has_router_norm=True,
+            has_scales=True,
             sum_norm=after_experts,
             shared=decoder.feed_forward(layer, post_norm=after_dense, **dense),
             has_post_norm=True,
@@ -195,7 +196,7 @@ class Gemma4(Gemma):
             sizes, rope = (decoder, wide_rope) if window is None else (local, local_rope)
             seen = None if window is None else window - 1
             attention = cls._attention(sizes, layer, attrs.evolve(rope, ahead=1), seen, sources[is_wide], plan.layers)
-            dense = decoder.feed_forward(layer, Activation.GELU_HALF, has_post_norm=True, has_biases=False, has_scales=False)
+            dense = decoder.feed_forward(layer, Activation.GELU_HALF, has_post_norm=True, has_biases=False)
             layers.append(Layer(attention, dense, scale=float(decoder.values(f"blk.{layer}.layer_output_scale.weight", 1)[0])))
         table = Linear(embedding.weight, embedding.n_embd, embedding.n_vocab)
         before = decoder.matrix("nextn.pre_projection", 2 * embedding.n_embd, n_embd)

@@ -16,7 +16,7 @@ class ChatGLM(Transformer):
 
     name = "chatglm"
     rope_args = {"is_interleaved": True}
-    ffn_args = {"gate": "fused", "has_scales": False}
+    ffn_args = {"gate": "fused"}
 
 
 def _gate(decoder: Decoder, layer: int) -> Literal["own", "fused"]:
@@ -30,14 +30,13 @@ class Glm4(Transformer):
     name = "glm4"
     rope_args = {"sections": axes, "is_interleaved": lambda decoder: axes(decoder) is None}
     attention_args = {"has_post_norm": True}
-    ffn_args = {"gate": _gate, "has_post_norm": True, "has_scales": False}
+    ffn_args = {"gate": _gate, "has_post_norm": True}
 
 
 class CogVLM(Transformer):
     """Its matrices for text; images have others."""
 
     name = "cogvlm"
-    ffn_args = {"has_scales": False}
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
@@ -62,6 +61,6 @@ class Glm4Moe(Transformer):
     name = "glm4moe"
     rope_args = {"sections": axes}
     attention_args = {"has_head_norms": lambda decoder, layer: f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors}
-    ffn_args = {"norm": "post_attention_norm", "has_scales": False}
-    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "norm": "post_attention_norm", "has_scales": False}
+    ffn_args = {"norm": "post_attention_norm"}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "norm": "post_attention_norm"}
     nextn_hidden = "output"

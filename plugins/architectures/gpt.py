@@ -10,7 +10,7 @@ from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer, own_norms, slopes
 
-_UNGATED: dict[str, Any] = {"activation": Activation.GELU_HALF, "gate": None, "has_scales": False}
+_UNGATED: dict[str, Any] = {"activation": Activation.GELU_HALF, "gate": None}
 
 
 def _positions(decoder: Decoder) -> Linear:
@@ -105,7 +105,7 @@ class Jais(Bloom):
 
     name = "jais"
     attention_args = {"slopes": _slopes, "scale": lambda decoder, _: 1.0 / decoder.head_dim}
-    ffn_args = {"has_scales": False}
+    ffn_args = {}
     embedding_args = {}
 
 
@@ -147,7 +147,6 @@ class Orion(Transformer):
 
     name = "orion"
     decoder_args = {"norm": NormKind.LAYER}
-    ffn_args = {"has_scales": False}
 
 
 class StableLM(Transformer):
@@ -160,5 +159,5 @@ class StableLM(Transformer):
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         is_parallel = f"blk.{layer}.ffn_norm.weight" not in decoder.file.tensors
         norm = "attn_norm" if is_parallel else "ffn_norm"
-        feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False, is_parallel=is_parallel)
+        feed_forward = decoder.feed_forward(layer, norm=norm, is_parallel=is_parallel)
         return Layer(decoder.attention(layer, rope, **own_norms(decoder, layer, are_optional=True)), feed_forward)

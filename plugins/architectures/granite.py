@@ -28,7 +28,7 @@ class GraniteMoe(Transformer):
     name = "granitemoe"
     rope_args = {"is_interleaved": True, "has_factors": True}
     attention_args = {"factor": _factor, "scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None}
-    ffn_args = {"factor": _factor, "has_scales": False}
+    ffn_args = {"factor": _factor}
     experts = {**ffn_args, "gating": Gating.SOFTMAX, "is_normalised": True}
     embedding_args = {"scale": lambda decoder: decoder.keys.number("embedding_scale", 0.0) or 1.0}
     output_args = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale") or 1.0)}

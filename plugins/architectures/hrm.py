@@ -35,16 +35,13 @@ class HrmText(Architecture):
             n_mixed = decoder.n_heads[layer] * decoder.value_dim
             gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, n_mixed, has_scale=False)
             attention = decoder.attention(layer, rope, norm=norm, gate=gate)
-            stored.append(Layer(attention, decoder.feed_forward(layer, norm=norm, has_scales=False)))
+            stored.append(Layer(attention, decoder.feed_forward(layer, norm=norm)))
         low, high = stored[:n_stack], stored[n_stack:]
         first = decoder.vector("hrm.z_l_init", decoder.n_embd)
         layers: list[Layer] = []
         for _ in range(n_high):
             for cycle in range(n_low + 1):
-                stack = [
-                    decoder.again(layer, len(layers) + i, has_scales=False)
-                    for i, layer in enumerate(low if cycle < n_low else high)
-                ]
+                stack = [decoder.again(layer, len(layers) + i) for i, layer in enumerate(low if cycle < n_low else high)]
                 other = SecondStream(swaps=not 0 < cycle < n_low) if layers else SecondStream(first=first)
                 stack[0] = attrs.evolve(stack[0], mixer=(other, *stack[0].mixers))
                 stack[-1] = attrs.evolve(stack[-1], norm=norm)

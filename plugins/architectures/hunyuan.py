@@ -14,7 +14,6 @@ class HunyuanDense(Transformer):
     name = "hunyuan-dense"
     decoder_args = {"may_have_experts": True}  # files may state one, which is the feed-forward itself
     attention_args = {"has_head_norms": True, "is_rope_first": True}
-    ffn_args = {"has_scales": False}
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
@@ -36,7 +35,7 @@ class HunyuanMoe(Transformer):
     name = "hunyuan-moe"
     rope_args = {"has_factors": True}
     attention_args = HunyuanDense.attention_args
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
 
 
 class HyV3(Transformer):
@@ -45,5 +44,6 @@ class HyV3(Transformer):
     name = "hy_v3"
     rope_args = {"has_factors": True}
     attention_args = {"has_head_norms": True}
-    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
+    ffn_args = {"has_scales": True}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": True}
     nextn_hidden = "output"

@@ -79,8 +79,8 @@ class HunyuanV4(HyperConnected):
 
     name = "hy_v4"
     rope_args = {"is_interleaved": True}
-    experts = {"has_weights_scale": True, "has_scales": False, "limit": expert_limit}
-    ffn_args = {"has_scales": False, "has_biases": False}
+    experts = {"has_weights_scale": True, "limit": expert_limit}
+    ffn_args = {"has_biases": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:

@@ -36,8 +36,8 @@ class KimiLinear(Transformer):
     name = "kimi-linear"
     decoder_args = {"least": 0, "may_have_experts": True}
     rope_args = None
-    ffn_args = {"has_scales": False, "has_biases": False}
-    experts = {"is_normalised": True, "has_weights_scale": True, "has_scales": False}
+    ffn_args = {"has_biases": False}
+    experts = {"is_normalised": True, "has_weights_scale": True}
     decay_names: ClassVar[tuple[str, ...]] = ("ssm_f_a", "ssm_f_b")
     gate_names: ClassVar[tuple[str, ...]] = ("ssm_g_a", "ssm_g_b")
 
@@ -173,7 +173,7 @@ class KimiK3(KimiLinear):
         constants = (keys.positive("activation.situ_beta"), keys.number("activation.situ_linear_beta"))
         activation = Activation.SITU
         if not has_experts(decoder, layer):
-            return decoder.feed_forward(layer, activation, constants=constants, has_scales=False, has_biases=False)
+            return decoder.feed_forward(layer, activation, constants=constants, has_biases=False)
         latent: dict[str, Any] = {}
         if n_latent := keys.count("expert_latent_length", 0, least=0):
             norm = f"{at}.ffn_routed_norm"
@@ -185,7 +185,6 @@ class KimiK3(KimiLinear):
             layer,
             activation=activation,
             has_weights_scale=True,
-            has_scales=False,
             n_latent=n_latent or None,
             constants=constants,
             **latent,

@@ -21,8 +21,7 @@ class DeepSeek2(Transformer):
     """
 
     name = "deepseek2"
-    experts = {"has_weights_scale": True, "has_scales": False}
-    ffn_args = {"has_scales": False}
+    experts = {"has_weights_scale": True}
     nextn_hidden: ClassVar[Literal["output", "layer"] | None] = "output"
 
     @classmethod
@@ -142,7 +141,7 @@ class MiniCpm3(Transformer):
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         factor = 1.4 / math.sqrt(decoder.n_layers)
-        feed_forward = decoder.feed_forward(layer, factor=factor, has_scales=False)
+        feed_forward = decoder.feed_forward(layer, factor=factor)
         return Layer(latent_attention(decoder, layer, rope, factor=factor), feed_forward)
 
 
@@ -151,7 +150,7 @@ class Plm(Transformer):
 
     name = "plm"
     rope_args = {"is_interleaved": True}
-    ffn_args = {"activation": Activation.RELU_SQUARED, "gate": None, "has_scales": False, "has_biases": False}
+    ffn_args = {"activation": Activation.RELU_SQUARED, "gate": None, "has_biases": False}
     output_args = {"is_tied": True, "has_bias": False}
 
     @classmethod

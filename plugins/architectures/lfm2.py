@@ -32,7 +32,7 @@ class Lfm2(Transformer):
     rope_args = {"n_rot": lambda decoder: None if _window(decoder) is None else local_size(decoder)}
     attention_args = {"has_head_norms": True, "window": lambda decoder, _: _window(decoder)}
     without_heads = _short_convolution
-    ffn_args = {"has_scales": False, "has_biases": False}
+    ffn_args = {"has_biases": False}
     output_args = {"norm": "token_embd_norm"}  # as converters have misnamed it
 
 
@@ -42,4 +42,4 @@ class Lfm2Moe(Lfm2):
     name = "lfm2moe"
     rope_args = {}
     attention_args = {"has_head_norms": True}
-    experts = {"is_normalised": True, "has_scales": False}
+    experts = {"is_normalised": True}

@@ -14,7 +14,7 @@ from augury.plugins.architectures.rope import MAX_POSITIONS, local_base
 from augury.plugins.architectures.transformer import Transformer, slopes
 
 _ROPE: dict[str, Any] = {"is_interleaved": True, "has_factors": True}
-_EXPERTS: dict[str, Any] = {"gating": Gating.SOFTMAX, "is_normalised": True}  # Mixtral's
+_EXPERTS: dict[str, Any] = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": True}  # Mixtral's
 _CHUNK, _PERIOD, _N_EXPERTS_MAVERICK = 8192, 4, 128  # of Llama 4, whose files say none of it
 _N_LAYERS_7B, _N_LAYERS_13B = 32, 40  # of Baichuan, whose files do not say which positions they have
 
@@ -27,6 +27,7 @@ class Llama(Transformer):
 
     name = "llama"
     rope_args = _ROPE
+    ffn_args = {"has_scales": True}
     experts = _EXPERTS
     nextn_hidden = "output"
 
@@ -35,6 +36,7 @@ class Mistral3(Transformer):
     """Queries that grow with the position beyond the original context."""
 
     name = "mistral3"
+    ffn_args = {"has_scales": True}
     experts = _EXPERTS
     rope_args = {**_ROPE, "yarn_keys": ("beta_fast", "beta_slow", "log_multiplier")}
 
@@ -52,7 +54,6 @@ class Smollm3(Transformer):
 
     name = "smollm3"
     rope_args = {"is_interleaved": True}
-    ffn_args = {"has_scales": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -64,7 +65,7 @@ class Arcee(Transformer):
 
     name = "arcee"
     rope_args = _ROPE
-    ffn_args = {"activation": Activation.RELU_SQUARED, "gate": None, "has_scales": False}
+    ffn_args = {"activation": Activation.RELU_SQUARED, "gate": None}
 
 
 class Ernie(Transformer):
@@ -74,7 +75,6 @@ class Ernie(Transformer):
     decoder_args = {"may_have_experts": True}  # its mixtures have a name of their own
     rope_args = {"is_interleaved": True}
     attention_args = {"has_output_bias": False}
-    ffn_args = {"has_scales": False}
 
 
 class Internlm2(Transformer):
@@ -82,7 +82,6 @@ class Internlm2(Transformer):
 
     name = "internlm2"
     rope_args = {"is_interleaved": True}
-    ffn_args = {"has_scales": False}
 
 
 class Xverse(Internlm2):
@@ -97,21 +96,19 @@ class Maincoder(Transformer):
     name = "maincoder"
     rope_args = {"is_interleaved": True}
     attention_args = {"has_head_norms": True, "is_rope_first": True}
-    ffn_args = {"has_scales": False}
 
 
 class SeedOss(Transformer):
     """The feed-forward's norm has another name."""
 
     name = "seed_oss"
-    ffn_args = {"norm": "post_attention_norm", "has_scales": False}
+    ffn_args = {"norm": "post_attention_norm"}
 
 
 class PanguEmbedded(Transformer):
     """As Llama, except for the order of its rope."""
 
     name = "pangu-embedded"
-    ffn_args = {"has_scales": False}
 
 
 class BitNet(Transformer):
@@ -125,7 +122,7 @@ class BitNet(Transformer):
         at, n_mixed = f"blk.{layer}", decoder.n_heads[layer] * decoder.value_dim
         attention = decoder.attention(layer, rope, out_norm=decoder.norm(f"{at}.attn_sub_norm", n_mixed))
         hidden_norm = decoder.norm(f"{at}.ffn_sub_norm", decoder.n_ff[layer])
-        return Layer(attention, decoder.feed_forward(layer, hidden_norm=hidden_norm))
+        return Layer(attention, decoder.feed_forward(layer, hidden_norm=hidden_norm, has_scales=True))
 
 
 class Refact(Transformer):
@@ -134,7 +131,7 @@ class Refact(Transformer):
     name = "refact"
     rope_args = None
     attention_args = {"has_output_bias": False, "slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)}
-    ffn_args = {"has_scales": False, "has_biases": False}
+    ffn_args = {"has_biases": False}
 
 
 class Baichuan(Transformer):
@@ -142,7 +139,6 @@ class Baichuan(Transformer):
 
     name = "baichuan"
     rope_args = {"is_interleaved": True}
-    ffn_args = {"has_scales": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -158,6 +154,7 @@ class Nanbeige(Transformer):
 
     name = "nanbeige"
     rope_args = _ROPE
+    ffn_args = {"has_scales": True}
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
@@ -165,7 +162,7 @@ class Nanbeige(Transformer):
         rope, keys = cls.rope(decoder), decoder.keys
         n_loops = keys.count("num_loops", 1, most=512 // decoder.n_layers or 1)
         stored = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]
-        layers = [decoder.again(layer, i) for i, layer in enumerate(stored * n_loops)]
+        layers = [decoder.again(layer, i, has_scales=True) for i, layer in enumerate(stored * n_loops)]
         if not keys.flag("skip_loop_final_norm", default=False):
             for i in range(len(stored) - 1, len(layers) - 1, len(stored)):
                 layers[i] = attrs.evolve(layers[i], norm=decoder.norm("output_norm"))
@@ -178,7 +175,6 @@ class Deci(Transformer):
     name = "deci"
     decoder_args = {"least": 0}
     rope_args = _ROPE
-    ffn_args = {"has_scales": False}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -197,7 +193,7 @@ class ErnieMoe(Ernie):
     """As Ernie, with experts in some layers, and one that is shared."""
 
     name = "ernie4_5-moe"
-    experts = {"gating": Gating.SOFTMAX, "has_scales": False, "is_normalised": True}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
 
 
 class PaddleOcr(Transformer):
@@ -206,7 +202,6 @@ class PaddleOcr(Transformer):
     name = "paddleocr"
     decoder_args = Ernie.decoder_args
     rope_args = {"sections": "blocks"}
-    ffn_args = Ernie.ffn_args
 
 
 class Llama4(Transformer):
@@ -214,8 +209,7 @@ class Llama4(Transformer):
 
     name = "llama4"
     rope_args = _ROPE
-    experts = {"gating": Gating.SIGMOID, "has_scales": False, "is_normalised": False, "weighs_input": True}
-    ffn_args = {"has_scales": False}
+    experts = {"gating": Gating.SIGMOID, "is_normalised": False, "weighs_input": True}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:

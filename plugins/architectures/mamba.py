@@ -49,7 +49,7 @@ class FalconH1(Transformer):
         scale = decoder.keys.number("attention.scale", 0.0) or None
         attention = decoder.attention(layer, rope, scale=scale, has_output_bias=False)
         norm = decoder.norm(f"blk.{layer}.ffn_norm", suffix="")
-        feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False)
+        feed_forward = decoder.feed_forward(layer, norm=norm)
         return Layer((attention, attrs.evolve(mamba2(decoder, layer), is_parallel=True)), feed_forward)
 
 
@@ -61,8 +61,8 @@ class Jamba(Transformer):
     rope_args = None
     attention_args = {"has_output_bias": False}
     without_heads = mamba
-    ffn_args = {"has_scales": False, "has_biases": False}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
+    ffn_args = {"has_biases": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": False}
 
 
 class NemotronH(Architecture):
@@ -102,7 +102,7 @@ class NemotronH(Architecture):
         """The feed-forward of a layer; where it has a router, a mixture of experts, which may work on fewer values."""
         at, keys = f"blk.{layer}", decoder.keys
         if not has_experts(decoder, layer):
-            return decoder.feed_forward(layer, Activation.RELU_SQUARED, gate=None, norm=norm)
+            return decoder.feed_forward(layer, Activation.RELU_SQUARED, gate=None, norm=norm, has_scales=True)
         n_latent = keys.count("moe_latent_size", 0, least=0) or decoder.n_embd
         sizes = {"down": (decoder.n_embd, n_latent), "up": (n_latent, decoder.n_embd)}
         latent: dict[str, Any] = {}
@@ -118,6 +118,7 @@ class NemotronH(Architecture):
             has_gate=False,
             norm=norm,
             has_weights_scale=True,
+            has_scales=True,
             n_latent=n_latent,
             **latent,
         )

@@ -43,7 +43,7 @@ class MiniMax01(Architecture):
             else:
                 mixer = decoder.attention(layer, rope, norm=None, has_output_bias=False, factor=1.0 / scale)
             layers.append(Layer(mixer, norm=norm(f"blk.{layer}.ffn_norm")))
-            experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, has_scales=False, factor=1.0 / scale)
+            experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, factor=1.0 / scale)
             after = norm(f"blk.{layer + 1}.attn_norm") if layer + 1 < n else None
             layers.append(Layer(None, attrs.evolve(experts, norm=None), norm=after))
         output = decoder.output(norm=norm("output_norm"))

@@ -25,7 +25,6 @@ class GptOss(Transformer):
     windows = {"period": 2, "is_required": True}
     attention_args = {"sinks": lambda decoder, layer: decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])}
     experts = {
-        "has_scales": False,
         "gating": Gating.SOFTMAX_OF_CHOSEN,
         "is_normalised": False,
         "activation": Activation.SWIGLU_OAI,
@@ -38,7 +37,7 @@ class MinimaxM2(Transformer):
 
     name = "minimax-m2"
     attention_args = {"has_joint_norms": True}
-    experts = {"has_scales": False, "is_normalised": True}
+    experts = {"is_normalised": True}
 
 
 class Dots1(Transformer):
@@ -46,8 +45,7 @@ class Dots1(Transformer):
 
     name = "dots1"
     attention_args = {"has_head_norms": True}
-    experts = {"has_weights_scale": True, "has_scales": False}
-    ffn_args = {"has_scales": False}
+    experts = {"has_weights_scale": True}
 
 
 class BailingMoe(Transformer):
@@ -55,7 +53,7 @@ class BailingMoe(Transformer):
 
     name = "bailingmoe"
     rope_args = {"is_interleaved": True, "has_factors": True}
-    experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "has_scales": False}
+    experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX}
 
 
 class BailingMoe2(Dots1):
@@ -70,8 +68,7 @@ class DeepSeek(Transformer):
     name = "deepseek"
     rope_args = {"is_interleaved": True, "has_factors": True}
     attention_args = {"scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None}
-    ffn_args = {"has_scales": False}
-    experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
+    experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "is_normalised": False}
 
 
 class DeepSeekOcr(Transformer):
@@ -79,8 +76,7 @@ class DeepSeekOcr(Transformer):
 
     name = "deepseek2-ocr"
     rope_args = None
-    experts = {"has_weights_scale": True, "has_scales": False}
-    ffn_args = {"has_scales": False}
+    experts = {"has_weights_scale": True}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - it is plain
@@ -94,7 +90,7 @@ class Mellum(Transformer):
     name = "mellum"
     windows = {"period": _PERIOD}
     attention_args = {"has_head_norms": True}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": True}
 
     @classmethod
     def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
@@ -106,8 +102,8 @@ class Afmoe(Transformer):
 
     name = "afmoe"
     attention_args = {"has_head_norms": True, "has_post_norm": True}
-    ffn_args = {"has_scales": False, "has_post_norm": True}
-    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": False, "has_post_norm": True}
+    ffn_args = {"has_post_norm": True}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_post_norm": True}
     embedding_args = {"scale": lambda decoder: math.sqrt(decoder.n_embd)}
 
     @classmethod
@@ -128,8 +124,7 @@ class Laguna(Transformer):
     name = "laguna"
     windows = {"period": _PERIOD, "is_first": True}
     attention_args = {"has_head_norms": True, "gate_kind": GateKind.SOFTPLUS}
-    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": False}
-    ffn_args = {"has_scales": False}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
 
     @classmethod
     def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
@@ -152,15 +147,14 @@ class Maple(Transformer):
     local_rotary = {"base": local_base, "n_rot": local_size}
     windows = {"period": None, "is_required": True}
     attention_args = {"has_head_norms": True}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False, "limit": expert_limit}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "limit": expert_limit}
 
 
 class Mimo2(Transformer):
     """MiMo 2: layers with a window have heads, a rope and sinks of their own."""
 
     name = "mimo2"
-    experts = {"has_scales": False, "gating": Gating.SIGMOID, "is_normalised": True}
-    ffn_args = {"has_scales": False}
+    experts = {"gating": Gating.SIGMOID, "is_normalised": True}
     nextn_hidden = "layer"
 
     @classmethod
@@ -180,7 +174,7 @@ class Grok(Transformer):
     """Scores and logits are capped; a dense feed-forward may stand beside the experts, and their mean counts."""
 
     name = "grok"
-    experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
     embedding_args = {"scale": lambda decoder: decoder.keys.positive("embedding_scale", 78.38367176906169)}
     output_args = {
         "scale": lambda decoder: decoder.keys.number("logit_scale", 0.5773502691896257),
@@ -202,7 +196,7 @@ class Grok(Transformer):
         given: dict[str, Any] = {"post_norm": decoder.norm(f"{at}.{post}")}
         if f"{at}.ffn_up.weight" in tensors:
             marks["factor"] = math.sqrt(2.0) / 2.0
-            given["shared"] = decoder.feed_forward(layer, norm=None, has_scales=False, **marks)
+            given["shared"] = decoder.feed_forward(layer, norm=None, **marks)
         return Layer(attention, mixture(decoder, layer, **cls.experts, **marks, **given))
 
 
@@ -212,4 +206,4 @@ class Dbrx(Transformer):
     name = "dbrx"
     decoder_args = {"norm": NormKind.LAYER}
     attention_args = {"clamp": lambda decoder, _: decoder.keys.number("attention.clamp_kqv", 0.0) or None}
-    experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True, "norm": "attn_output_norm"}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "norm": "attn_output_norm"}

@@ -19,7 +19,7 @@ class Olmo(Transformer):
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         norm, clamp = decoder.plain_norm(), decoder.keys.number("attention.clamp_kqv", 0.0) or None
         attention = decoder.attention(layer, rope, norm=norm, clamp=clamp, has_output_bias=False)
-        return Layer(attention, decoder.feed_forward(layer, norm=norm, has_scales=False))
+        return Layer(attention, decoder.feed_forward(layer, norm=norm))
 
 
 class Olmo2(Transformer):
@@ -28,7 +28,7 @@ class Olmo2(Transformer):
     name = "olmo2"
     windows = {"period": 4}
     attention_args = {"norm": None, "has_joint_norms": True, "has_post_norm": True}
-    ffn_args = {"norm": None, "has_post_norm": True, "has_scales": False}
+    ffn_args = {"norm": None, "has_post_norm": True}
 
     @classmethod
     def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope:  # noqa: ARG003 - as its parent's
@@ -40,7 +40,6 @@ class OpenElm(Transformer):
 
     name = "openelm"
     attention_args = {"has_head_norms": True, "has_scales": False}
-    ffn_args = {"has_scales": False}
     output_args = {"is_tied": True}
 
 
@@ -49,4 +48,4 @@ class Olmoe(Transformer):
 
     name = "olmoe"
     attention_args = {"has_joint_norms": True}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": False}

@@ -11,7 +11,7 @@ class Phi2(Transformer):
 
     name = "phi2"
     decoder_args = {"norm": NormKind.LAYER}
-    ffn_args = {"activation": Activation.GELU_HALF, "gate": None, "norm": "attn_norm", "has_scales": False, "is_parallel": True}
+    ffn_args = {"activation": Activation.GELU_HALF, "gate": None, "norm": "attn_norm", "is_parallel": True}
 
 
 class Phi3(Transformer):
@@ -19,11 +19,11 @@ class Phi3(Transformer):
 
     name = "phi3"
     rope_args = {"has_factors": True}
-    ffn_args = {"gate": "fused", "has_scales": False}
+    ffn_args = {"gate": "fused"}
 
 
 class PhiMoe(Phi3):
     """As Phi 3 with layer norms, biases everywhere and experts."""
 
     name = "phimoe"
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}

@@ -62,7 +62,7 @@ class Plamo(Transformer):
     """Attention and feed-forward see one norm of the same input."""
 
     name = "plamo"
-    ffn_args = {"norm": "attn_norm", "has_scales": False, "is_parallel": True}
+    ffn_args = {"norm": "attn_norm", "is_parallel": True}
 
 
 class Plamo2(Transformer):
@@ -76,7 +76,7 @@ class Plamo2(Transformer):
         "has_output_bias": False,
     }
     without_heads = _mamba
-    ffn_args = {"gate": "fused", "has_scales": False, "has_biases": False, "post_norm": _after_feed_forward}
+    ffn_args = {"gate": "fused", "has_biases": False, "post_norm": _after_feed_forward}
 
     @classmethod
     def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
@@ -90,4 +90,4 @@ class Plamo3(Transformer):
     local_rotary = {"base": own_local_base, "is_scaled": False}
     windows = {"period": 8}
     attention_args = {"has_head_norms": True, "has_scales": False, "post_norm": _after_mixer}
-    ffn_args = {"gate": "fused", "has_scales": False, "post_norm": _after_feed_forward}
+    ffn_args = {"gate": "fused", "post_norm": _after_feed_forward}

@@ -10,14 +10,13 @@ class Qwen(Transformer):
     """As Qwen2; its files state twice the size of the feed-forward."""
 
     name = "qwen"
-    ffn_args = {"has_scales": False, "n_ff": lambda decoder, layer: decoder.n_ff[layer] // 2}
+    ffn_args = {"n_ff": lambda decoder, layer: decoder.n_ff[layer] // 2}
 
 
 class Qwen2(Transformer):
     """Pre-norm attention with biased q, k and v, gated feed-forward."""
 
     name = "qwen2"
-    ffn_args = {"has_scales": False}
 
 
 class Qwen2VL(Transformer):
@@ -26,7 +25,6 @@ class Qwen2VL(Transformer):
     name = "qwen2vl"
     decoder_args = {"least_eps": 1e-30}  # llama.cpp reads none, and writes 0
     rope_args = {"sections": "blocks"}
-    ffn_args = {"has_scales": False}
     output_args = {"has_bias": False}
 
 
@@ -35,6 +33,7 @@ class Qwen3(Transformer):
 
     name = "qwen3"
     attention_args = {"has_head_norms": True}
+    ffn_args = {"has_scales": True}
 
 
 class Qwen3VL(Transformer):
@@ -43,7 +42,6 @@ class Qwen3VL(Transformer):
     name = "qwen3vl"
     rope_args = {"sections": "turns"}
     attention_args = {"has_head_norms": True}
-    ffn_args = {"has_scales": False}
 
 
 class Qwen3TTS(Qwen3VL):
@@ -56,18 +54,18 @@ class Qwen2Moe(Transformer):
     """As Qwen2, with experts, and one that is shared and has a gate."""
 
     name = "qwen2moe"
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": False}
 
 
 class Qwen3Moe(Qwen3):
     """As Qwen3, with experts, whose weights sum to 1."""
 
     name = "qwen3moe"
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": True}
 
 
 class Qwen3VLMoe(Qwen3VL):
     """As Qwen3VL, with the experts of Qwen3."""
 
     name = "qwen3vlmoe"
-    experts = {**Qwen3Moe.experts, "has_scales": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}

@@ -35,7 +35,7 @@ class Qwen35(Transformer):
     name = "qwen35"
     decoder_args = {"least": 0, "may_have_experts": True}
     rope_args = {"sections": "turns"}
-    ffn_args = {"norm": "post_attention_norm", "has_biases": False}
+    ffn_args = {"norm": "post_attention_norm", "has_biases": False, "has_scales": True}
     nextn_hidden = "output"
     is_tiled: ClassVar[bool] = True
     marks: ClassVar[Mapping[str, Any]] = {"has_bias": False}
@@ -92,7 +92,7 @@ class Qwen35Moe(Qwen35):
     """The mixtures of experts."""
 
     name = "qwen35moe"
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "norm": "post_attention_norm"}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "norm": "post_attention_norm", "has_scales": True}
 
 
 class Qwen3Next(Qwen35Moe):

@@ -103,8 +103,8 @@ class DeepSeek32(Mistral4):
     """DeepSeek 3.2: every layer has an indexer, whose pairs lie as NeoX has them; its multiplier is as that of Mistral 4."""
 
     name = "deepseek32"
-    experts = {"has_weights_scale": True}
-    ffn_args = {}
+    experts = {"has_weights_scale": True, "has_scales": True}
+    ffn_args = {"has_scales": True}
 
     @classmethod
     def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
@@ -115,8 +115,8 @@ class GlmDsa(DeepSeek2):
     """GLM 5: some layers use the choice of the one before."""
 
     name = "glm-dsa"
-    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
-    ffn_args = {}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": True}
+    ffn_args = {"has_scales": True}
 
     @classmethod
     def multiplier(cls, decoder: Decoder) -> float:  # noqa: ARG003 - as DeepSeek's
@@ -156,8 +156,8 @@ class Dots3Note(DeepSeek2):
     """dots3.note: layers with a window have other sizes, layers without one an indexer; all gate heads' outputs."""
 
     name = "dots3note"
-    experts = {"has_weights_scale": True}
-    ffn_args = {}
+    experts = {"has_weights_scale": True, "has_scales": True}
+    ffn_args = {"has_scales": True}
     nextn_hidden = None
 
     @classmethod
@@ -183,8 +183,8 @@ class MinimaxM3(Transformer):
     """Layers with experts attend to chosen blocks of positions; the choice differs by KV head."""
 
     name = "minimax-m3"
-    experts = {"activation": Activation.SWIGLU_OAI, "has_weights_scale": True, "has_scales": False}
-    ffn_args = {"activation": Activation.SWIGLU_OAI, "has_scales": False, "has_biases": False}
+    experts = {"activation": Activation.SWIGLU_OAI, "has_weights_scale": True}
+    ffn_args = {"activation": Activation.SWIGLU_OAI, "has_biases": False}
     attention_args = {"has_head_norms": True, "has_output_bias": False}
 
     @classmethod

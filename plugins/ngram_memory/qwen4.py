@@ -55,7 +55,9 @@ class Qwen4(Qwen35):
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         delta_net = cls.delta_net(decoder, layer, None) if cls.is_recurrent(decoder, layer) else None
         mixer = cls.attention(decoder, layer, rope) if delta_net is None else attrs.evolve(delta_net, has_sigmoid=True)
-        experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, has_weights_scale=True, norm=None)
+        experts = mixture(
+            decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, has_weights_scale=True, has_scales=True, norm=None
+        )
         names = (f"blk.{layer}.hc_{part}" for part in ("attn", "ffn"))
         return Layer(mixer, experts).connected(*(cls.connection(decoder, name) for name in names))
 
