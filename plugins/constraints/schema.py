@@ -6,8 +6,11 @@ Source: JSON Schema 2020-12, Core (where schemas stand) and Validation (`format`
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from itertools import permutations
+from math import perm
 from typing import Any
 
 from augury.errors import OptionError
@@ -38,6 +41,11 @@ _EMPTY = {
     "dependencies": ({},), "dependentRequired": ({},), "dependentSchemas": ({},), "not": (False,),
     "propertyNames": (True, {}), "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}), "uniqueItems": (False,),
 }  # fmt: skip
+_N_ARRAYS = 400  # without repeats, which take 0.1 s to compile: those of five values are 326
+_NAME_FORMATS = {
+    "date": r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$",
+    "uuid": r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+}  # which names of properties may have
 _BESIDE = {"else": "if", "maxContains": "contains", "minContains": "contains", "then": "if"}
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
@@ -46,33 +54,98 @@ def demands(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema without what asks for nothing: unknown formats, and keywords that hold for every value.
 
     An alternative of `anyOf` with a pattern that looks around, which llguidance cannot follow, is left out if there are others.
+    `propertyNames` is written by `properties` or `patternProperties`, and `uniqueItems` by naming all arrays if they are few:
+    otherwise items may repeat.
 
     Raises:
         OptionError: The schema is nested too deeply.
     """
     try:
-        return _object(schema)
+        return _object(schema, schema)
     except RecursionError:
         raise OptionError("the schema is nested too deeply; name its inner schemas in $defs") from None
 
 
-def _schema(schema: Any) -> Any:
-    return _object(schema) if isinstance(schema, Mapping) else schema
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any], *, n_refs: int = 8) -> Mapping[str, Any]:
+    """The schema that a schema refers to within its root, with its own keywords; itself if it refers to none."""
+    while n_refs and isinstance(ref := schema.get("$ref"), str) and ref.startswith("#"):
+        found: Any = root
+        for part in filter(None, ref[1:].split("/")):
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping):
+            break
+        schema = {**found, **{key: each for key, each in schema.items() if key != "$ref"}}
+        n_refs -= 1
+    return schema
 
 
-def _object(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {keyword: _value(keyword, value) for keyword, value in schema.items() if not _is_idle(keyword, value, schema)}
+def _schema(schema: Any, root: Mapping[str, Any]) -> Any:
+    return _object(schema, root) if isinstance(schema, Mapping) else schema
 
 
-def _value(keyword: str, value: Any) -> Any:
+def _object(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    schema = _with_names(_with_arrays(schema, root), root)
+    return {keyword: _value(keyword, value, root) for keyword, value in schema.items() if not _is_idle(keyword, value, schema)}
+
+
+def _with_arrays(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema without `uniqueItems`; where few arrays are possible they are named. In others items may repeat.
+
+    Whoever asks for a set makes one of the array, so an answer is of more use than a refusal.
+    """
+    if schema.get("uniqueItems") is not True:
+        return schema
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "uniqueItems"}
+    values, least, most = _values(schema.get("items"), root), schema.get("minItems", 0), schema.get("maxItems", _N_ARRAYS)
+    are_counts = isinstance(least, int) and isinstance(most, int)
+    if values is None or schema.get("type") != "array" or not are_counts or rest.keys() & {"contains", "prefixItems"}:
+        return rest
+    counts = range(least, min(most, len(values)) + 1)
+    if not counts:
+        raise OptionError(f"uniqueItems wants {least} items or more, of which there are {len(values)}; lower minItems")
+    if sum(perm(len(values), n) for n in counts) > _N_ARRAYS:
+        return rest
+    others = {keyword: value for keyword, value in rest.items() if keyword not in ("items", "minItems", "maxItems")}
+    return others | {"enum": [list(each) for n in counts for each in permutations(values, n)]}
+
+
+def _values(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema allows, if it names them."""
+    found = resolved(schema, root) if isinstance(schema, Mapping) else {}
+    if found.keys() - {"const", "default", "description", "enum", "title", "type"}:
+        return None
+    if isinstance(values := found.get("enum", [found["const"]] if "const" in found else None), list):
+        return [json.loads(text) for text in dict.fromkeys(map(json.dumps, values))]
+    of_types: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
+    return of_types.get(str(found.get("type")))
+
+
+def _with_names(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema without `propertyNames`, where the names can be told in another way."""
+    if not isinstance(names := schema.get("propertyNames"), Mapping) or schema.get("patternProperties"):
+        return schema
+    names, own, others = resolved(names, root), schema.get("properties") or {}, schema.get("additionalProperties", True)
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
+    if others is False:
+        return rest
+    if (values := _values(names, root)) is not None:
+        kept = {name: own.get(name, others) for name in values if isinstance(name, str)}
+        return rest | {"properties": kept, "additionalProperties": False}
+    pattern = names.get("pattern", _NAME_FORMATS.get(_SAME.get(form := str(names.get("format")), form)))
+    if own or not isinstance(pattern, str) or names.keys() & {"minLength", "maxLength"}:
+        return schema
+    return rest | {"patternProperties": {pattern: others}, "additionalProperties": False}
+
+
+def _value(keyword: str, value: Any, root: Mapping[str, Any]) -> Any:
     if keyword in NAMED and isinstance(value, Mapping):
-        return {name: _schema(each) for name, each in value.items()}
+        return {name: _schema(each, root) for name, each in value.items()}
     if keyword in _MANY and isinstance(value, list):
         followed = [each for each in value if keyword != "anyOf" or not _looks_around(each)]
-        return [_schema(each) for each in followed or value]
+        return [_schema(each, root) for each in followed or value]
     if keyword == "format":
         return _SAME.get(value, value)
-    return _schema(value) if keyword in _ONE else value
+    return _schema(value, root) if keyword in _ONE else value
 
 
 def _is_idle(keyword: str, value: Any, schema: Mapping[str, Any]) -> bool:

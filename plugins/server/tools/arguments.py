@@ -9,8 +9,9 @@ from typing import Any
 from attrs import Factory, define, evolve
 
 from augury.errors import OptionError
+from augury.plugins.constraints.schema import resolved
 from augury.plugins.server.tools.format import KEY, TYPE, Keys
-from augury.plugins.server.tools.notation import resolved, types
+from augury.plugins.server.tools.notation import types
 
 _OTHERS = ("integer", "number", "boolean", "null", "object", "array")
 _N_FREE = 64  # arguments of a function that names none, and items of an array that does not tell

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from augury.plugins.constraints.schema import resolved
 from augury.plugins.server.tools.format import KEY, Keys, flexible
-from augury.plugins.server.tools.notation import Pieces, Source, escaped, resolved, typed, types, value
+from augury.plugins.server.tools.notation import Pieces, Source, escaped, typed, types, value
 
 
 def arguments(

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from attrs import define
 
+from augury.plugins.constraints.schema import resolved
+
 _WORD = re.compile(r"[^\s{}\[\](),:=\"'<]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null", "NaN": "null"}
@@ -205,19 +207,6 @@ def types(schema: Any, root: Mapping[str, Any] | None = None, *, n_refs: int = 8
             known = [each for each in found if each]
             return set.intersection(*known) if key == "allOf" and known else set() if not all(found) else set().union(*found)
     return {"object"} if "properties" in schema else set()
-
-
-def resolved(schema: Mapping[str, Any], root: Mapping[str, Any], *, n_refs: int = 8) -> Mapping[str, Any]:
-    """The schema that a schema refers to within its root, with its own keywords; itself if it refers to none."""
-    while n_refs and isinstance(ref := schema.get("$ref"), str) and ref.startswith("#"):
-        found: Any = root
-        for part in filter(None, ref[1:].split("/")):
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        if not isinstance(found, Mapping):
-            break
-        schema = {**found, **{key: each for key, each in schema.items() if key != "$ref"}}
-        n_refs -= 1
-    return schema
 
 
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", dict: "object", list: "array"}

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import UUID4, AnyUrl, BaseModel, Field, SecretStr, TypeAdapter
 from support import vocabularies
+from support.grammar_matching import follows
 
 from augury.constraint import ConstraintSession
 from augury.errors import OptionError
@@ -24,6 +25,11 @@ SESSION = ConstraintSession(TOKENIZER.n_vocab, TOKENIZER, TOKENIZER.eog, Shared(
 
 class Color(Enum):
     RED = "red"
+
+
+class Size(Enum):
+    SMALL = "small"
+    LARGE = "large"
 
 
 class Cat(BaseModel):
@@ -40,6 +46,7 @@ class Tree(BaseModel):
 
 KINDS = [
     Path, UUID4, SecretStr, bytes, dt.datetime, dt.timedelta, Decimal, IPv4Address, AnyUrl, int | None, Literal["a", 1],
+    set[int], frozenset[str], dict[Color, int], dict[Literal["a", "b"], int], dict[dt.date, int], dict[UUID4, str],
     Color, tuple[int, str], list[float], dict[str, int], Tree, Annotated[Cat | Dog, Field(discriminator="kind")],
     Annotated[int, Field(examples=[{"uniqueItems": True}], json_schema_extra={"deprecated": True, "x-a": 1, "$comment": "c"})],
 ]  # fmt: skip
@@ -57,7 +64,9 @@ def test_schemas_that_pydantic_writes_are_kept(kind):
         ({"format": "uuid4"}, {"format": "uuid"}),
         ({"format": "date"}, {"format": "date"}),
         ({"uniqueItems": False, "not": False, "propertyNames": True, "unevaluatedProperties": {}}, {}),
-        ({"uniqueItems": True, "propertyNames": {"pattern": "a"}}, {"uniqueItems": True, "propertyNames": {"pattern": "a"}}),
+        ({"uniqueItems": True}, {}),
+        ({"propertyNames": {"pattern": "a"}}, {"patternProperties": {"a": True}, "additionalProperties": False}),
+        ({"propertyNames": {"format": "x"}, "additionalProperties": False}, {"additionalProperties": False}),
         ({"minContains": 1, "then": {}, "else": {}}, {}),
         ({"if": {"format": "x"}}, {}),
         ({"if": {"format": "x"}, "then": {"type": "null"}}, {"if": {}, "then": {"type": "null"}}),
@@ -89,11 +98,10 @@ def test_what_asks_for_nothing_is_dropped_where_schemas_stand_and_nowhere_else(s
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
-        ({"properties": {"a": TypeAdapter(set[int]).json_schema()}}, r'\["uniqueItems"\], at #/properties/a/uniqueItems$'),
-        (
-            {"$defs": {"b": {"uniqueItems": False}}, "items": {"default": {"uniqueItems": 1}, "uniqueItems": True}},
-            "at #/items/uniqueItems$",
-        ),
+        ({"properties": {"a": {"not": {"const": 1}}}}, r'\["not"\], at #/properties/a/not$'),
+        ({"$defs": {"b": {"not": False}}, "items": {"default": {"not": 1}, "not": {}}}, "at #/items/not$"),
+        ({"propertyNames": {"pattern": "a", "maxLength": 3}}, r'\["propertyNames"\], at #/propertyNames$'),
+        ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 3}, "there are 2; lower minItems"),
         ({"properties": {"format": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/format/not$'),
         ({"properties": {"default": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/default/not$'),
     ],
@@ -101,6 +109,32 @@ def test_what_asks_for_nothing_is_dropped_where_schemas_stand_and_nowhere_else(s
 def test_a_demand_that_cannot_be_kept_is_an_error_that_says_where(schema, told):
     with pytest.raises(OptionError, match=told):
         JsonSchema(JsonSchemaOptions(json.dumps(schema)), SESSION)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fitting", "others"),
+    [
+        (
+            set[Size],
+            ["[]", '["small", "large"]', '["large"]'],
+            ['["small", "small"]', '["tiny"]', '["large", "small", "large"]'],
+        ),
+        (Annotated[set[bool], Field(min_length=2)], ["[true, false]"], ["[true]", "[true, true]", "[]"]),
+        (list[set[bool]], ["[[true], []]"], ["[[true, true]]", "true"]),
+        (set[int], ["[1, 2]", "[1, 1]"], ["[true]", "1"]),
+        (dict[Size, int], ["{}", '{"small": 1}', '{"small": 1, "large": 2}'], ['{"tiny": 1}', '{"small": "x"}']),
+        (dict[dt.date, int], ['{"2024-02-29": 1}', "{}"], ['{"2024-13-01": 1}', '{"x": 1}', '{"2024-02-29": "x"}']),
+        (
+            dict[UUID4, int],
+            ['{"123e4567-e89b-12d3-a456-426614174000": 1}'],
+            ['{"123e4567": 1}', '{"x123e4567-e89b-12d3-a456-426614174000": 1}'],
+        ),
+    ],
+)
+def test_sets_and_names_of_properties_are_kept(kind, fitting, others):
+    grammar = f"start: %json {json.dumps(demands(TypeAdapter(kind).json_schema()))}"
+    assert [text for text in fitting if not follows(grammar, text)] == []
+    assert [text for text in others if follows(grammar, text)] == []
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused():
