@@ -32,7 +32,7 @@ class Batch:
     others computed the layers before, `hidden` takes on from them, perhaps through no layer more, but the output; they ask for
     `features` of their last layer, and no rows. A pass through one layer that predicts further tokens, which is numbered on
     from the others, or through all layers of an assistant, reads tokens and, as `hidden`, the states of the token before each:
-    see `NextnLayer`. An assistant attends to the model's positions up to that previous token, whose position it is given;
+    see `MtpLayer`. An assistant attends to the model's positions up to that previous token, whose position it is given;
     `accepted` ones are moved first. Otherwise such a pass does nothing that concerns all layers. A model that drafts blocks
     goes through no layer with hidden states: it keeps keys and values that each layer makes of them, see `DraftBlock`.
 
@@ -120,7 +120,7 @@ class SlotInput:
 
 
 @frozen(eq=False)
-class NextnSlotInput:
+class MtpSlotInput:
     """One slot's share of a pass through a layer that predicts further tokens."""
 
     slot: int
@@ -306,17 +306,17 @@ def check_vocabulary(vocabulary: np.ndarray, n_vocab: int) -> None:
 
 def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_hidden: int, *, takes_hidden: bool) -> None:
     first, end = batch.layers or (0, info.n_layers)
-    n_nextn, is_nextn = len(info.nextn_layers), (first, end) in info.nextn_layers
-    if is_nextn:
-        feature = info.nextn_features[info.nextn_layers.index((first, end))]
+    n_mtp, is_mtp = len(info.mtp_layers), (first, end) in info.mtp_layers
+    if is_mtp:
+        feature = info.mtp_features[info.mtp_layers.index((first, end))]
         n_hidden = features.get(feature, n_hidden)  # of a stage without layers all residual streams
     elif not 0 <= first <= end <= info.n_layers or (
         first == end and info.n_layers and batch.hidden is None and not takes_hidden
     ):
-        more = f", or one of the {n_nextn} after them" if n_nextn else ""
+        more = f", or one of the {n_mtp} after them" if n_mtp else ""
         raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}{more}")
     shape, found = (len(batch.tokens), n_hidden), batch.hidden
-    if (first or found is not None) and not is_nextn and info.n_layers and "layer.0" not in features:
+    if (first or found is not None) and not is_mtp and info.n_layers and "layer.0" not in features:
         raise OptionError(
             f"a pass from layer {first} on{' with hidden states' * (found is not None)}, but the model's layers begin or "
             "trade residual streams, which are not known there; begin with tokens at layer 0"

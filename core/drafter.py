@@ -118,8 +118,8 @@ class Drafter(Plugin, ABC):
     """The features of every token that it wants to be fed, by names in the target's `Model.features`. A target that has no such
     features is refused when the engine is loaded, and so is a drafter that has no `feed` to take them."""
 
-    uses_nextn: ClassVar[bool] = False
-    """Whether it drafts with the target's own layers that predict further tokens, by `Target.forward_nextn`. These are loaded
+    uses_mtp: ClassVar[bool] = False
+    """Whether it drafts with the target's own layers that predict further tokens, by `Target.forward_mtp`. These are loaded
     if such a drafter is named; with `auto`, such a drafter is one to choose from where the file has them."""
 
     def __init__(self, options: Any, session: Session) -> None:

@@ -140,8 +140,8 @@ class Backend(Plugin, ABC):
     """
 
     tolerance: ClassVar[float] = 1e-3
-    computes_nextn: bool = False
-    """Whether it computes layers that predict further tokens, `ModelPlan.nextn`. It is given plans without them otherwise."""
+    computes_mtp: bool = False
+    """Whether it computes layers that predict further tokens, `ModelPlan.mtp`. It is given plans without them otherwise."""
 
     def __init__(self, options: Any) -> None:
         self.options = options

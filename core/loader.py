@@ -14,11 +14,11 @@ from attrs import define, evolve, field
 
 from augury.blocks import Integers
 from augury.engine.context import CheckedContext, EngineContext
-from augury.engine.nextn_states import NextnStates
+from augury.engine.mtp_states import MtpStates
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
-from augury.files.nextn_file import is_nextn_alone, n_nextn_of, with_nextn
+from augury.files.mtp_file import is_mtp_alone, n_mtp_of, with_mtp
 from augury.guard import guarded
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
@@ -121,7 +121,7 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
         ModelFileError: No plugin knows its architecture, or the file does not fit it.
         OptionError: There is no plan of this name.
     """
-    if is_nextn_alone(file):
+    if is_mtp_alone(file):
         raise ModelFileError(
             f"{file.path}: it has layers that predict further tokens and none of the model's others; give it as the draft "
             "model (-md, draft_model) of the model that it was made for"
@@ -151,21 +151,19 @@ def _check_cache_types(reference: str, plan: ModelPlan, options: ModelOptions) -
         raise UnsupportedError(f"{kind} {reference}: {error} for the {kind}, {ways}") from None
 
 
-def _lack_of_nextn(registry: Registry, file: ModelFile, plan: ModelPlan, device: Backend, *, is_wanted: bool) -> str:
+def _lack_of_mtp(registry: Registry, file: ModelFile, plan: ModelPlan, device: Backend, *, is_wanted: bool) -> str:
     """Why there are no layers that predict further tokens, and what to do; empty where there are."""
-    what, (n, n_nextn) = "layers that predict further tokens", n_nextn_of(file)
+    what, (n, n_mtp) = "layers that predict further tokens", n_mtp_of(file)
     name = f"blk.{n}.nextn.eh_proj.weight"
-    if not plan.nextn and name not in file.tensors:
-        found = f"nextn_predict_layers is {n_nextn}, but tensor {name!r} is missing" if n_nextn else f"it has no {what}"
+    if not plan.mtp and name not in file.tensors:
+        found = f"nextn_predict_layers is {n_mtp}, but tensor {name!r} is missing" if n_mtp else f"it has no {what}"
         return f"{file.path}: {found}; give the file of these layers as the draft model (-md), or leave draft-mtp out"
-    if not plan.nextn:
+    if not plan.mtp:
         return f"{file.path}: {what} are not supported in architecture {file.architecture!r}; leave draft-mtp out"
-    if device.computes_nextn:
-        unasked = (
-            f"the {what} were not loaded, as no drafter in use has `uses_nextn`; a drafter that loads this one must set it"
-        )
+    if device.computes_mtp:
+        unasked = f"the {what} were not loaded, as no drafter in use has `uses_mtp`; a drafter that loads this one must set it"
         return "" if is_wanted else f"{file.path}: {unasked}"
-    able = " or ".join(sorted(each.name for each in registry.backends.values() if each.computes_nextn))
+    able = " or ".join(sorted(each.name for each in registry.backends.values() if each.computes_mtp))
     return f"{what} are not computed by backend {device.title}, expected {able or 'another'}; use that, or leave draft-mtp out"
 
 
@@ -223,8 +221,8 @@ class Loader:
         if str(reference) not in self._files:
             path = resolve(reference, self.registry, self._progress)
             self._files[str(reference)] = ModelFile.open(path, self._override_kv.get(str(reference)))
-        if draft is not None and is_nextn_alone(more := self.open(draft)):
-            self._files[str(reference)] = with_nextn(self._files[str(reference)], more)
+        if draft is not None and is_mtp_alone(more := self.open(draft)):
+            self._files[str(reference)] = with_mtp(self._files[str(reference)], more)
         return self._files[str(reference)]
 
     def load(
@@ -238,7 +236,7 @@ class Loader:
         memory_options: Mapping[str, Mapping[str, Any]] = _NO_OPTIONS,
         implied: Mapping[str, Any] = _NO_OPTIONS,
         plan_name: str = "main",
-        wants_nextn: bool = False,
+        wants_mtp: bool = False,
     ) -> EngineContext:
         """The model that `reference` means, with its memory; the same arguments load once.
 
@@ -253,7 +251,7 @@ class Loader:
             memory_options: Options by memory manager.
             implied: Options of any manager, see `Drafter.memory_options`.
             plan_name: Which of the plans that the architecture offers of the file.
-            wants_nextn: Whether layers that predict further tokens are loaded, where there are such and the backend computes
+            wants_mtp: Whether layers that predict further tokens are loaded, where there are such and the backend computes
                 them.
         """
 
@@ -271,20 +269,20 @@ class Loader:
                     "model (-md, draft_model) of that one"
                 )
             wanted = options if options.n_ctx else evolve(options, n_ctx=whole.n_ctx_train)
-            plan = whole if wants_nextn else whole.without_nextn()
+            plan = whole if wants_mtp else whole.without_mtp()
             if purpose == "draft":
                 _check_cache_types(str(reference), plan, wanted)
             device = place(self.registry, named, file, plan, wanted)
-            if lack := _lack_of_nextn(self.registry, file, whole, device, is_wanted=wants_nextn):
-                plan = whole.without_nextn()
+            if lack := _lack_of_mtp(self.registry, file, whole, device, is_wanted=wants_mtp):
+                plan = whole.without_mtp()
             spec, info = device.state_spec(plan, wanted), ModelInfo.of(file, plan)
             make_manager = choose_memory(self.registry, memory, info, spec, memory_options, implied)
             model = device.load(file, plan, wanted, self._progress)
-            kind, nextn = (
+            kind, mtp = (
                 CheckedContext if purpose == "draft" else EngineContext,
-                NextnStates(model) if plan.nextn_keeps else None,
+                MtpStates(model) if plan.mtp_keeps else None,
             )
-            self.contexts.append(kind(model, make_manager(model.state_spec, nextn or model), nextn, lack))
+            self.contexts.append(kind(model, make_manager(model.state_spec, mtp or model), mtp, lack))
             self.backends.append(device)
             return self.contexts[-1]
 

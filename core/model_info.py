@@ -29,14 +29,14 @@ class ModelInfo:
     pooling: str | None = None  # of embeddings, by llama.cpp's names; None: the file says nothing
     has_embedding_head: bool = False  # whether a head makes its embeddings of the last norm's output
     # the features that its layers which predict further tokens are given, one by one; empty unless such layers are loaded
-    nextn_features: tuple[str, ...] = field(default=(), repr=False)
-    nextn_layers: tuple[tuple[int, int], ...] = field(  # see `ModelPlan.nextn_layers`; unless said otherwise one each
+    mtp_features: tuple[str, ...] = field(default=(), repr=False)
+    mtp_layers: tuple[tuple[int, int], ...] = field(  # see `ModelPlan.mtp_layers`; unless said otherwise one each
         default=Factory(
-            lambda self: tuple((i, i + 1) for i, _ in enumerate(self.nextn_features, self.n_layers)), takes_self=True
+            lambda self: tuple((i, i + 1) for i, _ in enumerate(self.mtp_features, self.n_layers)), takes_self=True
         ),
         repr=False,
     )
-    nextn_keeps: bool = field(default=True, repr=False)  # see `ModelPlan.nextn_keeps`
+    mtp_keeps: bool = field(default=True, repr=False)  # see `ModelPlan.mtp_keeps`
     hidden_of: tuple[str, ...] = field(default=(), repr=False)  # see `ModelPlan.hidden_of`; of heads of other models alone
     block: DraftBlock | None = field(default=None, repr=False)  # of heads that draft several tokens with one pass
 
@@ -54,9 +54,9 @@ class ModelInfo:
             digest=file.digest,
             pooling=_pooling_of(file),
             has_embedding_head=f"{_HEADS.get(file.architecture)}.weight" in file.tensors,
-            nextn_features=plan.nextn_features,
-            nextn_layers=plan.nextn_layers,
-            nextn_keeps=plan.nextn_keeps,
+            mtp_features=plan.mtp_features,
+            mtp_layers=plan.mtp_layers,
+            mtp_keeps=plan.mtp_keeps,
             hidden_of=plan.hidden_of,
             block=plan.block,
         )

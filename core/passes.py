@@ -13,7 +13,7 @@ from augury.errors import OptionError
 from augury.types import Draft, ModelInfo, StateSpec, read_only
 
 if TYPE_CHECKING:
-    from augury.batch import NextnSlotInput, SlotInput
+    from augury.batch import MtpSlotInput, SlotInput
     from augury.memory_manager import Opened
 
 
@@ -288,13 +288,13 @@ class Target(ABC):
     """
 
     n_layers: int
-    nextn_features: tuple[str, ...] = ()
+    mtp_features: tuple[str, ...] = ()
     """The features that the layers which predict further tokens are given, one by one. Empty where there are none; a target
-    whose file has such layers loads them for drafters with `uses_nextn`."""
-    nextn_keeps: bool = True  # whether they keep something of tokens, or are an assistant, which reads the target's caches
-    lack_of_nextn: str = "the target has no layers that predict further tokens"  # why there are none, where that is so
+    whose file has such layers loads them for drafters with `uses_mtp`."""
+    mtp_keeps: bool = True  # whether they keep something of tokens, or are an assistant, which reads the target's caches
+    lack_of_mtp: str = "the target has no layers that predict further tokens"  # why there are none, where that is so
     features: Mapping[str, int] = MappingProxyType({})  # of each token, for drafters; see `Model.features`
-    chain_rows: int = 0  # of passes of `forward_nextn` that follow each other; see `Model`
+    chain_rows: int = 0  # of passes of `forward_mtp` that follow each other; see `Model`
 
     @abstractmethod
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
@@ -315,9 +315,9 @@ class Target(ABC):
             CapacityError: The tokens do not fit into a slot.
         """
 
-    def forward_nextn(
+    def forward_mtp(
         self,
-        feeds: Sequence[NextnSlotInput],  # noqa: ARG002
+        feeds: Sequence[MtpSlotInput],  # noqa: ARG002
         layer: int = 0,
         vocabulary: np.ndarray | None = None,  # noqa: ARG002
         n_more: int = 0,  # noqa: ARG002
@@ -335,20 +335,20 @@ class Target(ABC):
                 features handed on; of shares that all have one row.
 
         Returns:
-            Rows in the order of the feeds, those of the first pass first; if there are any, the feature `nextn_given` of the
+            Rows in the order of the feeds, those of the first pass first; if there are any, the feature `mtp_given` of the
             last pass is the hidden state for one token more.
 
         Raises:
             OptionError: There is no such layer, or a share does not fit.
             CapacityError: A position does not fit into a slot.
         """
-        n, which = len(self.nextn_features), "the layers that predict further tokens"
+        n, which = len(self.mtp_features), "the layers that predict further tokens"
         raise OptionError(f"a pass through layer {layer} of {which}, of which this target has {n}")
 
-    def n_nextn_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:  # noqa: ARG002
+    def n_mtp_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:  # noqa: ARG002
         """How many of the first tokens of `text` (t,) int32 such a layer has computed in a slot, wherever that came from."""
         return 0
 
-    def nextn_given(self, layer: int = 0) -> str:
+    def mtp_given(self, layer: int = 0) -> str:
         """The feature of such a layer's passes that is given on."""
-        return "output" if self.nextn_features[layer] == "output" else f"layer.{self.n_layers + layer}"
+        return "output" if self.mtp_features[layer] == "output" else f"layer.{self.n_layers + layer}"

@@ -119,7 +119,7 @@ class _Placing:
         @cache
         def n_bytes(gpu: _Gpu, first: int, end: int) -> int:
             part = plan.stage(first, end)
-            needed = gpu.backend.memory_needed(file, part if gpu.backend.computes_nextn else part.without_nextn(), options)
+            needed = gpu.backend.memory_needed(file, part if gpu.backend.computes_mtp else part.without_mtp(), options)
             return sum(line.n_bytes for line in needed)
 
         self._n_bytes: Callable[[_Gpu, int, int], int] = n_bytes

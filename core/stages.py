@@ -47,7 +47,7 @@ class StagedBackend(Backend):
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__(NoOptions())
-        self._stages, self.computes_nextn = stages, stages[-1].backend.computes_nextn
+        self._stages, self.computes_mtp = stages, stages[-1].backend.computes_mtp
 
     @property
     def title(self) -> str:

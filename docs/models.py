@@ -20,7 +20,7 @@ from augury.registry import Registry
 from augury.types import ModelOptions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from oracles.drafts import DATA as DRAFTS, NEXTN
+from oracles.drafts import DATA as DRAFTS, MTP
 from oracles.models import ORACLES, architecture_of, file_for_plans
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -79,7 +79,7 @@ LACKS = {
 NOT_EXACTLY = """
 Layers that predict further tokens (`nextn_predict_layers`) are used by `draft-mtp`, on all backends, in files of these
 architectures, token for token as llama.cpp does:
-{nextn}.
+{mtp}.
 
 `gemma4-assistant` is a small model of its own, given by `-md` beside a Gemma 4. It attends to the keys and values of that model
 and keeps none, so it takes no time for a prompt and no memory for a context.
@@ -122,8 +122,8 @@ def page(registry: Registry) -> str:
     on_gpus = ON_GPUS.format(but=BUT.format(rows=refused) if unknown else ".")
     head = HEAD.format(n=len(rows) - 2)
     tables = (head, rows), (on_gpus + LEFT_OUT, lacking)
-    nextn = sorted({architecture_of(name, DRAFTS) for name in NEXTN})
-    note = NOT_EXACTLY.format(nextn=fill(", ".join(f"`{name}`" for name in nextn), 128))
+    mtp = sorted({architecture_of(name, DRAFTS) for name in MTP})
+    note = NOT_EXACTLY.format(mtp=fill(", ".join(f"`{name}`" for name in mtp), 128))
     return "".join(head + "\n".join(lines) + "\n" for head, lines in tables) + note
 
 

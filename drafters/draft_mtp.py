@@ -1,4 +1,4 @@
-"""`draft-mtp`: the target's own layers that predict further tokens write ahead (multi-token prediction, NextN).
+"""`draft-mtp`: the target's own layers that predict further tokens write ahead (multi-token prediction).
 
 Files of some models have such layers. They are trained to predict the next token from the model's hidden state of one token
 and from the token after it. A pass through one of them takes a small part of a pass through the model. Their keys and values
@@ -17,7 +17,7 @@ from attrs import frozen
 
 from augury.drafters.model.load_options import p_min_option, vocab_option
 from augury.drafters.model.model_drafter import FeatureDrafter
-from augury.drafters.model.nextn_runner import NextnRunner
+from augury.drafters.model.mtp_runner import MtpRunner
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
@@ -37,18 +37,18 @@ class DraftMtp(FeatureDrafter):
     name = "draft-mtp"
     aliases = ("mtp",)
     options_class = DraftMtpOptions
-    uses_nextn = True
-    runner: NextnRunner
+    uses_mtp = True
+    runner: MtpRunner
 
     def __init__(self, options: DraftMtpOptions, session: Session) -> None:
         super().__init__(options, session)
         target, n_vocab = session.target, session.model.n_vocab
-        if not target.nextn_features:
-            raise UnsupportedError(f"draft-mtp: {target.lack_of_nextn}")
-        self.features = (target.nextn_features[0],)
+        if not target.mtp_features:
+            raise UnsupportedError(f"draft-mtp: {target.lack_of_mtp}")
+        self.features = (target.mtp_features[0],)
         self.runner = session.shared(
             (self.name, options.vocab),
-            lambda: NextnRunner(target, session.options.n_ctx, n_vocab=n_vocab, n_first=options.vocab),
+            lambda: MtpRunner(target, session.options.n_ctx, n_vocab=n_vocab, n_first=options.vocab),
         )
 
 

@@ -37,7 +37,7 @@ WAYS = DRAFTER_WAYS | {
     # 5 is forbidden, and forced after a 0 that was drawn
     "sampled of all": {"temperature": 0.9, "seed": 3, "top_k": 0, "min_p": 0.0, "logit_bias": {0: -100.0, 3: 2.0, 5: -np.inf}},
 }
-NEXTN_MODEL = "mtp-qwen35"  # with layers for draft-mtp
+MTP_MODEL = "mtp-qwen35"  # with layers for draft-mtp
 OPTIONS = {"modulus": 2, "stretch": 5}
 N = 60
 CASES = [  # any two of the values, and each drafter where it is sure to draft
@@ -56,7 +56,7 @@ def prompts():
 
 
 def answers(way, drafter=None, **how):
-    path = agreeing(NEXTN_MODEL) if drafter == "draft-mtp" else target_for(drafter)
+    path = agreeing(MTP_MODEL) if drafter == "draft-mtp" else target_for(drafter)
     engine = Engine.load(path, backend="numba-cpu", n_ctx=160, registry=REGISTRY, **how)
     with engine:
         params = {"max_tokens": N, "logprobs": 1, "ignore_eos": True, **WAYS[way]}

@@ -262,7 +262,7 @@ def test_a_head_is_right_in_half_of_the_cases(drafter):
             assert min(by_position) > 5
 
 
-NEXTN_CASES = [
+MTP_CASES = [
     (name, backend, memory, *how, way)
     for i, (name, memory) in enumerate(
         [
@@ -282,20 +282,20 @@ NEXTN_CASES = [
 
 
 @functools.cache
-def plain_nextn(name, backend, n, way):
+def plain_mtp(name, backend, n, way):
     how = {**assistance(name), "draft_model": None, "n_ctx": N_CTX, "threads": 1, "registry": REGISTRY}
     with Engine.load(agreeing(name), backend=backend, spec_type="none", **how) as engine:
         return output(answers(engine, n, way))
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize(("name", "backend", "memory", "slots", "threads", "draft_max", "way"), NEXTN_CASES)
+@pytest.mark.parametrize(("name", "backend", "memory", "slots", "threads", "draft_max", "way"), MTP_CASES)
 def test_layers_that_predict_further_tokens_leave_the_output_as_it_is(name, backend, memory, slots, threads, draft_max, way):
     how = {"slots": slots, "threads": threads, "draft_max": draft_max, "memory": memory, "n_ctx": N_CTX, "registry": REGISTRY}
     how |= assistance(name)
     with Engine.load(agreeing(name), backend=backend, spec_type="draft-mtp", spec_fixed=True, **how) as engine:
         results = answers(engine, N_TOKENS[backend], way)
-    assert output(results) == plain_nextn(name, backend, N_TOKENS[backend], way)
+    assert output(results) == plain_mtp(name, backend, N_TOKENS[backend], way)
     drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
     assert accepted > 0 if way == "greedy" else drafted > accepted > 0, "the test must see right and wrong drafts"
 
@@ -314,7 +314,7 @@ def test_so_do_their_trees(name, slots, way, monkeypatch):
     how |= assistance(name)
     with Engine.load(agreeing(name), spec_type="draft-mtp", spec_fixed=True, **how) as engine:
         results = answers(engine, 60, way)
-    assert output(results) == plain_nextn(name, "numba-cpu", 60, way)
+    assert output(results) == plain_mtp(name, "numba-cpu", 60, way)
     stats = [result.stats.drafters["draft-mtp"] for result in results]
     assert sum(each.drafted for each in stats) > 2 * sum(each.used for each in stats), "no tree was verified"
     assert sum(each.accepted for each in stats) > 0
@@ -327,5 +327,5 @@ def test_so_do_they_beside_lookups_whatever_the_planner_chooses(name, way):
     how = {"slots": 2, "threads": 1, "n_ctx": N_CTX, "registry": REGISTRY, "backend": "numba-cpu", **assistance(name)}
     with Engine.load(agreeing(name), **how) as engine:
         results = answers(engine, 100, way)
-    assert output(results) == plain_nextn(name, "numba-cpu", 100, way)
+    assert output(results) == plain_mtp(name, "numba-cpu", 100, way)
     assert all("draft-mtp" in result.stats.drafters for result in results)

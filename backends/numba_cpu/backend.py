@@ -40,7 +40,7 @@ class NumbaCpu(Backend):
     """Runs on the CPU, with kernels that numba compiles for it when they are first needed."""
 
     name = "numba-cpu"
-    computes_nextn = True
+    computes_mtp = True
     aliases = ("cpu",)
     options_class = NumbaCpuOptions
 

@@ -61,8 +61,8 @@ class Lowering(PlanEmitters[BlockEmitter]):
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
         """Allocate work space and the slots' memory."""
         n_embd, needed = self.plan.embedding.n_embd, {**Workspace.buffers(self.plan), **self._streams.buffers()}
-        if self.plan.nextn:
-            needed[HIDDEN] = row_bytes(self.plan.nextn[0].input.n_hidden)
+        if self.plan.mtp:
+            needed[HIDDEN] = row_bytes(self.plan.mtp[0].input.n_hidden)
         of_blocks = [block.buffers(n_threads) for block in self._blocks]
         needed = largest(needed, *of_blocks, *(emitter.buffers() for emitter in self._streams.emitters))
         buffers = {name: arena.zeros(n_bytes, "scratch") for name, n_bytes in needed.items()}
@@ -71,7 +71,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
         self._to_move = to_move(cache for block in self._moving for cache in block.caches)
         self._weights, self._buffers, self._arena = weights, buffers, arena
         self._spaces = [Workspace(n_embd, buffers, arena, n) for n in (n_threads, 0)]
-        widths = {each.embedding.n_embd for each in self.plan.nextn} - {n_embd}
+        widths = {each.embedding.n_embd for each in self.plan.mtp} - {n_embd}
         self._wide = {n_embd: self._spaces[1]} | {width: Workspace(width, buffers, arena, 0) for width in widths}
 
     def program(

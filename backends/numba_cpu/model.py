@@ -63,8 +63,8 @@ class NumbaCpuModel(Model):
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
         self._whole = [lowering.program(n) for n in (1, MAX_TOKENS)]
-        for layers, nextn in zip(plan.nextn_layers, plan.nextn, strict=True):  # which loads their weights
-            lowering.program(1, layers, () if nextn.output.given is None else ("output",), takes_hidden=True)
+        for layers, mtp in zip(plan.mtp_layers, plan.mtp, strict=True):  # which loads their weights
+            lowering.program(1, layers, () if mtp.output.given is None else ("output",), takes_hidden=True)
         if plan.block is not None:
             lowering.program(1, takes_hidden=True, is_read=False)
         self._weights.close_file()

@@ -72,7 +72,7 @@ class Workspace:
         names = ["x", "normed", "y", *(f"y {n}" for layer in layers for n, each in enumerate(layer.blocks) if each.is_parallel)]
         names += ["embedded"] * plan.keeps_embedded
         n_added = max((plan.n_seen(block) for layer in layers for block in layer.blocks), default=plan.widest)
-        n_given = max((linear.n_out for each in plan.nextn if (linear := each.output.given) is not None), default=0)
+        n_given = max((linear.n_out for each in plan.mtp if (linear := each.output.given) is not None), default=0)
         return {**dict.fromkeys(names, row_bytes(plan.widest)), "y": row_bytes(n_added), GIVEN: row_bytes(n_given)}
 
     def operand(self, activation: str, width: int, rows_per_token: int = 1) -> ThreadRows:

@@ -34,7 +34,7 @@ class NumbaCuda(Backend):
 
     name = "numba-cuda"
     aliases = ("cuda",)
-    computes_nextn = True
+    computes_mtp = True
     options_class = NumbaCudaOptions
 
     @classmethod

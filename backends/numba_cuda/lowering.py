@@ -68,7 +68,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
         yield Parts((0, n))
         if self._injections:
             yield Parts((0, n), takes_hidden=True)
-        for layers, ends in self._nextn.items():
+        for layers, ends in self._mtp.items():
             yield Parts(layers, () if ends.block.given is None else ("output",), takes_hidden=True)
 
     def place(self, device: Device, weights: Weights) -> None:
@@ -83,8 +83,8 @@ class Lowering(PlanEmitters[BlockEmitter]):
         n_embd = self.plan.widest
         needed = dict.fromkeys(("x", "y", *self._asides()), 4 * MAX_TOKENS * n_embd)
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
-        if self.plan.keeps_embedded or self.plan.embedding.layer_inputs is not None or self._nextn:
-            needed[HIDDEN] = 4 * MAX_TOKENS * max(ends.n_hidden for ends in (self._ends, *self._nextn.values()))
+        if self.plan.keeps_embedded or self.plan.embedding.layer_inputs is not None or self._mtp:
+            needed[HIDDEN] = 4 * MAX_TOKENS * max(ends.n_hidden for ends in (self._ends, *self._mtp.values()))
         needed |= {"logits": 0, "best of chunks": 0, "best": 8 * MAX_ROWS} | SPLIT_BUFFERS
         widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
         if any(widths):

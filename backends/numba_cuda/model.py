@@ -117,7 +117,7 @@ class CudaModel(Model):
         if self._sequences is not None:
             self._begin_sequences(self._sequences, batch, tree)
         n, n_rows = len(batch.tokens), len(batch.rows)
-        is_read = n_rows > 0 or len(batch.features) > 0 or self._plan.nextn_of(batch.layers) is None
+        is_read = n_rows > 0 or len(batch.features) > 0 or self._plan.mtp_of(batch.layers) is None
         layers, is_narrow = batch.layers or (0, self.info.n_layers), narrow is not None
         parts = Parts(layers, tuple(batch.features), batch.hidden is not None, is_read, is_narrow)
         if n <= n_most:

@@ -25,7 +25,7 @@ class Reference(Backend):
     """
 
     name = "reference"
-    computes_nextn = True
+    computes_mtp = True
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         plan.for_context(options.n_ctx)  # refuses one that is too long

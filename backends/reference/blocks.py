@@ -27,7 +27,7 @@ def embed(block: blocks.Embedding, weights: Weights, batch: Batch) -> np.ndarray
     return each_normed(x, block.norm, weights)
 
 
-def nextn_streams(block: blocks.NextnInput, weights: Weights, embedded: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+def mtp_streams(block: blocks.MtpInput, weights: Weights, embedded: np.ndarray, hidden: np.ndarray) -> np.ndarray:
     """The initial residual streams of a layer that predicts further tokens.
 
     Args:

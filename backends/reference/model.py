@@ -23,7 +23,7 @@ from augury.blocks import (
     LayerInput,
     MixtureOfExperts,
     ModelPlan,
-    NextnInput,
+    MtpInput,
     Output,
 )
 from augury.errors import AuguryError
@@ -33,7 +33,7 @@ from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 MIXERS: dict[type, Any] = {Attention: blocks.attention, LatentAttention: blocks.latent_attention, **recurrent.MIXERS}
 """The addition to x of mixers with caches or states, by type."""
-KNOWN = frozenset({Embedding, Injection, LayerInput, MixtureOfExperts, NextnInput, Output, *blocks.STATELESS, *MIXERS})
+KNOWN = frozenset({Embedding, Injection, LayerInput, MixtureOfExperts, MtpInput, Output, *blocks.STATELESS, *MIXERS})
 """Blocks that have a function, which computes all that they may have; of others the operations are computed."""
 
 
@@ -68,18 +68,18 @@ class ReferenceModel(Model):
         known = (n_known, self.info, self.state_spec, self.features)
         check_batch(batch, *known, n_hidden=self._plan.n_hidden, takes_hidden=given)
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
-        tree, nextn = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx), self._plan.nextn_of(batch.layers)
-        for (i, _), cache in self._caches.items() if nextn is None or batch.accepted is not None else ():
+        tree, mtp = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx), self._plan.mtp_of(batch.layers)
+        for (i, _), cache in self._caches.items() if mtp is None or batch.accepted is not None else ():
             if i < self.info.n_layers:  # layers that predict further tokens compute accepted tokens anew
                 cache.begin(batch)
-        ends, n_streams = self._plan if nextn is None else nextn, self._plan.embedding.n_streams
+        ends, n_streams = self._plan if mtp is None else mtp, self._plan.embedding.n_streams
         embedded, inputs = self._embed(ends.embedding, batch, tree)
         streams = np.repeat(embedded[:, None], n_streams, axis=1)
-        if nextn is not None and batch.hidden is not None:
-            if type(nextn.input) is NextnInput:
-                begun = blocks.nextn_streams(nextn.input, weights, embedded, batch.hidden.astype(np.float64))
+        if mtp is not None and batch.hidden is not None:
+            if type(mtp.input) is MtpInput:
+                begun = blocks.mtp_streams(mtp.input, weights, embedded, batch.hidden.astype(np.float64))
             else:
-                begun = np.stack(self._end(nextn.input, batch, tree, embedded), axis=1)
+                begun = np.stack(self._end(mtp.input, batch, tree, embedded), axis=1)
             streams = np.broadcast_to(begun, (len(begun), n_streams, begun.shape[2]))
         elif batch.hidden is not None:
             streams = batch.hidden.astype(np.float64).reshape(len(batch.tokens), n_streams, -1)

@@ -9,7 +9,7 @@ modules are the blocks.
 """
 
 from augury.blocks.block import AllStreams, Block, Connection, PositionIndexer
-from augury.blocks.drafting import AssistantInput, Convolved, DraftBlock, Injection, NextnInput
+from augury.blocks.drafting import AssistantInput, Convolved, DraftBlock, Injection, MtpInput
 from augury.blocks.experts import MixtureOfExperts
 from augury.blocks.latent import LatentAttention
 from augury.blocks.parts import (
@@ -35,7 +35,7 @@ from augury.blocks.parts import (
     Temperature,
     Vector,
 )
-from augury.blocks.plan import Layer, ModelPlan, NextnLayer
+from augury.blocks.plan import Layer, ModelPlan, MtpLayer
 from augury.blocks.recurrent import GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba, Mamba2, ShortConvolution
 from augury.blocks.transformer import (
     Attention,
@@ -81,8 +81,8 @@ __all__ = [
     "Matrices",
     "MixtureOfExperts",
     "ModelPlan",
-    "NextnInput",
-    "NextnLayer",
+    "MtpInput",
+    "MtpLayer",
     "Norm",
     "NormKind",
     "Output",

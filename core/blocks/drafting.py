@@ -75,7 +75,7 @@ class Convolved(Block):
 
 
 @frozen
-class NextnInput(Block):
+class MtpInput(Block):
     """The residual streams begin as projection(token_norm(x), hidden_norm(h)), both norms side by side.
 
     x is the token's embedding, h the row of `Batch.hidden`, of the token before it. Where h has a row (E,) for each stream,
@@ -93,7 +93,7 @@ class NextnInput(Block):
         x, size = build.normalize(build.x, self.token_norm), self.hidden_norm.size
         hidden = build.normalize(build.read_hidden(self.n_hidden), self.hidden_norm)
         joined = [build.join(x, row) for row in hidden.split(*[size] * (self.n_hidden // size))]
-        build.begin_streams(*(build.multiply(each, self.projection, purpose="nextn input")[0] for each in joined))
+        build.begin_streams(*(build.multiply(each, self.projection, purpose="mtp input")[0] for each in joined))
 
 
 @frozen
@@ -112,4 +112,4 @@ class AssistantInput(Block):
 
     def lower(self, build: Builder) -> None:
         joined = build.join(build.look_up(self.table, self.scale), build.read_hidden(self.n_hidden))
-        build.begin_streams(*build.multiply(joined, self.projection, purpose="nextn input"))
+        build.begin_streams(*build.multiply(joined, self.projection, purpose="mtp input"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import evolve, frozen
 
 from augury.blocks.block import AllStreams, Block, Connection
-from augury.blocks.drafting import AssistantInput, Convolved, DraftBlock, Injection, NextnInput
+from augury.blocks.drafting import AssistantInput, Convolved, DraftBlock, Injection, MtpInput
 from augury.blocks.latent import LatentAttention
 from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, SecondStream
 from augury.errors import CapacityError, OptionError, UnsupportedError
@@ -72,7 +72,7 @@ def _changed(blocks: _Blocks, change: Callable[[Block], Block]) -> _Blocks:
 
 
 @frozen
-class NextnLayer:
+class MtpLayer:
     """Predicts the token after the next one, from the output of the layers before for a token, and from the next token.
 
     `hidden` names the feature that it reads, and gives on for one more token: the input of the output's matrix, or all residual
@@ -81,7 +81,7 @@ class NextnLayer:
     """
 
     embedding: Embedding
-    input: NextnInput | AssistantInput
+    input: MtpInput | AssistantInput
     layers: tuple[Layer, ...]
     output: Output
     hidden: Literal["output", "layer"] = "output"
@@ -96,7 +96,7 @@ class NextnLayer:
 class ModelPlan:
     """A whole model, in the order in which it is computed.
 
-    Layers that predict further tokens, `nextn`, are numbered on from the others, and have their caches in the same slots. They
+    Layers that predict further tokens, `mtp`, are numbered on from the others, and have their caches in the same slots. They
     are not of the normal range: a pass goes through those of one of them alone, see `Batch.layers`.
     """
 
@@ -105,7 +105,7 @@ class ModelPlan:
     layers: tuple[Layer, ...]
     output: Output
     n_ctx_train: int  # positions the model was trained for
-    nextn: tuple[NextnLayer, ...] = ()
+    mtp: tuple[MtpLayer, ...] = ()
     # of a model that drafts for another one: the features that its hidden states are made of, side by side; empty names: zeros
     hidden_of: tuple[str, ...] = ()
     block: DraftBlock | None = None  # of a model that drafts several tokens with one pass
@@ -139,39 +139,39 @@ class ModelPlan:
     @property
     def every_layer(self) -> tuple[Layer, ...]:
         """The layers, and after them the layers that predict further tokens."""
-        return (*self.layers, *(layer for each in self.nextn for layer in each.layers))
+        return (*self.layers, *(layer for each in self.mtp for layer in each.layers))
 
     @property
-    def nextn_layers(self) -> tuple[tuple[int, int], ...]:
-        """The numbers of the layers of each of `nextn`: the first, and the one after the last."""
-        return tuple(pairwise(accumulate((len(each.layers) for each in self.nextn), initial=len(self.layers))))
+    def mtp_layers(self) -> tuple[tuple[int, int], ...]:
+        """The numbers of the layers of each of `mtp`: the first, and the one after the last."""
+        return tuple(pairwise(accumulate((len(each.layers) for each in self.mtp), initial=len(self.layers))))
 
-    def nextn_of(self, layers: tuple[int, int] | None) -> NextnLayer | None:
+    def mtp_of(self, layers: tuple[int, int] | None) -> MtpLayer | None:
         """The head that predicts further tokens with these layers, if there is one."""
-        return next((each for each, own in zip(self.nextn, self.nextn_layers, strict=True) if own == layers), None)
+        return next((each for each, own in zip(self.mtp, self.mtp_layers, strict=True) if own == layers), None)
 
     @property
-    def nextn_features(self) -> tuple[str, ...]:
-        """The feature that each of `nextn` is given: the output's, or that of the layer before it."""
-        firsts = (first for first, _ in self.nextn_layers)
+    def mtp_features(self) -> tuple[str, ...]:
+        """The feature that each of `mtp` is given: the output's, or that of the layer before it."""
+        firsts = (first for first, _ in self.mtp_layers)
         return tuple(
-            "output" if each.hidden == "output" else f"layer.{i - 1}" for i, each in zip(firsts, self.nextn, strict=True)
+            "output" if each.hidden == "output" else f"layer.{i - 1}" for i, each in zip(firsts, self.mtp, strict=True)
         )
 
     @property
-    def nextn_keeps(self) -> bool:
-        """Whether `nextn` have caches or states of their own, and do not only attend to the other layers' caches."""
+    def mtp_keeps(self) -> bool:
+        """Whether `mtp` have caches or states of their own, and do not only attend to the other layers' caches."""
         return any(block.cached() or block.states() for layer in self.every_layer[len(self.layers) :] for block in layer.blocks)
 
-    def without_nextn(self) -> ModelPlan:
+    def without_mtp(self) -> ModelPlan:
         """The same without layers that predict further tokens."""
-        return evolve(self, nextn=())
+        return evolve(self, mtp=())
 
     def with_blocks(self, change: Callable[[Block], Block]) -> ModelPlan:
         """The same with other blocks in its layers, those that predict further tokens included."""
-        layers, ranges = [layer.with_blocks(change) for layer in self.every_layer], self.nextn_layers
-        nextn = [evolve(each, layers=tuple(layers[first:end])) for each, (first, end) in zip(self.nextn, ranges, strict=True)]
-        return evolve(self, layers=tuple(layers[: len(self.layers)]), nextn=tuple(nextn))
+        layers, ranges = [layer.with_blocks(change) for layer in self.every_layer], self.mtp_layers
+        mtp = [evolve(each, layers=tuple(layers[first:end])) for each, (first, end) in zip(self.mtp, ranges, strict=True)]
+        return evolve(self, layers=tuple(layers[: len(self.layers)]), mtp=tuple(mtp))
 
     @property
     def features(self) -> dict[str, int]:
@@ -185,7 +185,7 @@ class ModelPlan:
             return of_output
         of_embedding = {} if self.embedding.weight is None else {"embedding": self.n_hidden}
         n_streams, widths = self.embedding.n_streams, [self.n_hidden] * len(self.layers)
-        widths += [n_streams * each.embedding.n_embd for each in self.nextn for _ in each.layers]
+        widths += [n_streams * each.embedding.n_embd for each in self.mtp for _ in each.layers]
         return of_embedding | {f"layer.{i}": width for i, width in enumerate(widths)} | of_output
 
     @property
@@ -196,14 +196,14 @@ class ModelPlan:
     @property
     def widest(self) -> int:
         """How many values x has at most. Layers that predict further tokens may have a width of their own."""
-        return max(self.embedding.n_embd, *(each.embedding.n_embd for each in self.nextn), 0)
+        return max(self.embedding.n_embd, *(each.embedding.n_embd for each in self.mtp), 0)
 
     def n_seen(self, block: Block) -> int:
         """How many values of a token a block sees: x, or all residual streams."""
         if isinstance(block.connection, AllStreams):
             return self.n_hidden
-        of_nextn = (each.embedding.n_embd for each in self.nextn if any(block is own for own in each.blocks))
-        return next(of_nextn, self.embedding.n_embd)
+        of_mtp = (each.embedding.n_embd for each in self.mtp if any(block is own for own in each.blocks))
+        return next(of_mtp, self.embedding.n_embd)
 
     @property
     def _changes_streams(self) -> bool:
@@ -218,7 +218,7 @@ class ModelPlan:
         for layer in self.layers:
             yield from layer.blocks
         yield from (self.output, *self.injections)
-        for each in self.nextn:
+        for each in self.mtp:
             yield from each.blocks
 
     @property
@@ -233,7 +233,7 @@ class ModelPlan:
             yield from layer.parts
         for block in (self.output, *self.injections):
             yield from block.tensors()
-        for each in self.nextn:
+        for each in self.mtp:
             yield from (*each.embedding.tensors(), *each.input.tensors())
             yield from (part for layer in each.layers for part in layer.parts)
             yield from each.output.tensors()
@@ -301,7 +301,7 @@ class ModelPlan:
             embedding = Embedding(None, embedding.n_vocab, embedding.n_embd, n_streams=embedding.n_streams)
         if end <= n_layers:
             output = Output(None, None)
-        part = evolve(self, embedding=embedding, layers=layers, output=output, nextn=self.nextn if end > n_layers else ())
+        part = evolve(self, embedding=embedding, layers=layers, output=output, mtp=self.mtp if end > n_layers else ())
         return part.with_blocks(lambda block: _moved(block, first))
 
     def check_start(self, first: int) -> None:

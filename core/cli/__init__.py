@@ -13,7 +13,7 @@ from augury.cli.log_output import configure_logging
 from augury.cli.model_flags import (
     FIRST_FLAGS,
     add_model_flags,
-    drafter_of_nextn,
+    drafter_of_mtp,
     load_engine,
     loaded_model,
     override_words,
@@ -49,7 +49,7 @@ __all__ = [
     "count",
     "counts",
     "drafter_of_model",
-    "drafter_of_nextn",
+    "drafter_of_mtp",
     "drafter_options",
     "flag_of",
     "fold",

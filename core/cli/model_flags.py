@@ -226,15 +226,15 @@ def _paused_gc() -> Iterator[None]:
         gc.enable()
 
 
-def drafter_of_nextn(args: argparse.Namespace) -> str | None:
+def drafter_of_mtp(args: argparse.Namespace) -> str | None:
     """The drafter of layers that predict further tokens, or None if the model's file has none that are computed here."""
-    drafters = [name for name, drafter in args.registry.drafters.items() if drafter.uses_nextn]
+    drafters = [name for name, drafter in args.registry.drafters.items() if drafter.uses_mtp]
     if not drafters or placement_words(args):
         return None
     with suppress(AuguryError):  # the engine reports the error
-        if make_backend(args.registry, args.backend).computes_nextn:
+        if make_backend(args.registry, args.backend).computes_mtp:
             with ModelFile.open(resolve(args.model, args.registry, Progress()), overrides_of(args)) as file:
-                return drafters[0] if plan_of(file, args.registry).nextn else None
+                return drafters[0] if plan_of(file, args.registry).mtp else None
     return None
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from augury.batch import Batch, NextnSlotInput, SlotInput
-from augury.engine.nextn_states import NextnStates
+from augury.batch import Batch, MtpSlotInput, SlotInput
+from augury.engine.mtp_states import MtpStates
 from augury.errors import AuguryError, OptionError
 from augury.interfaces import MemoryManager, Model, Opened
 from augury.passes import Context, Pass, Target
@@ -24,16 +24,16 @@ class EngineContext(Context):
     Attributes:
         model: Whose passes.
         memory: Of its slots.
-        nextn: How far its layers that predict further tokens have come; None where it has none.
-        lack_of_nextn: Why it has none.
+        mtp: How far its layers that predict further tokens have come; None where it has none.
+        lack_of_mtp: Why it has none.
         is_busy: Whether a pass was begun whose logits are still to be read: another one would write over them.
     """
 
-    def __init__(self, model: Model, memory: MemoryManager, nextn: NextnStates | None = None, lack_of_nextn: str = "") -> None:
+    def __init__(self, model: Model, memory: MemoryManager, mtp: MtpStates | None = None, lack_of_mtp: str = "") -> None:
         self.model = model
         self.memory = memory
-        self.nextn = nextn
-        self.lack_of_nextn = lack_of_nextn
+        self.mtp = mtp
+        self.lack_of_mtp = lack_of_mtp
         self.info = model.info
         self.spec = model.state_spec
         self.is_asynchronous = model.is_asynchronous
@@ -132,13 +132,13 @@ class EngineContext(Context):
             self._last_drafts[feed.slot] = (feed.reservation.mark, n_layers, written[feed.slot])
         return logits
 
-    def forward_nextn(
-        self, feeds: Sequence[NextnSlotInput], layer: int, feature: str, vocabulary: np.ndarray | None = None, n_more: int = 0
+    def forward_mtp(
+        self, feeds: Sequence[MtpSlotInput], layer: int, feature: str, vocabulary: np.ndarray | None = None, n_more: int = 0
     ) -> Pass:
-        """See `Target.forward_nextn`."""
+        """See `Target.forward_mtp`."""
         sizes, seen, starts = [len(feed.tokens) for feed in feeds], list[SlotInput](), [feed.start for feed in feeds]
         ends = np.cumsum(sizes)
-        if not self.info.nextn_keeps:
+        if not self.info.mtp_keeps:
             starts = [start - 1 for start in starts]
             seen = [self.feed(feed.slot, _NO_TOKENS) for feed in feeds]  # accepted tokens come to their places first
         accepted = [(each.slot, *pair) for each in seen for pair in each.reservation.accepted]
@@ -148,12 +148,12 @@ class EngineContext(Context):
             np.concatenate([np.arange(start, start + n, dtype=np.int32) for start, n in zip(starts, sizes, strict=True)]),
             np.concatenate([np.arange(end - feed.n_rows, end, dtype=np.int32) for feed, end in zip(feeds, ends, strict=True)]),
             accepted=np.array(accepted, np.int32) if accepted else None,
-            layers=self.info.nextn_layers[layer],
+            layers=self.info.mtp_layers[layer],
             hidden=np.concatenate([feed.hidden for feed in feeds]),
             features=(feature,) if any(feed.n_rows for feed in feeds) else (),  # nobody reads features of a prompt's tokens
             vocabulary=vocabulary,
         )
-        marked = [] if self.nextn is None else [(self.nextn, feed) for feed in feeds]
+        marked = [] if self.mtp is None else [(self.mtp, feed) for feed in feeds]
         for marks, feed in marked:
             marks.forget(layer, feed.slot, feed.start)
         passed = self._forward_draft(seen, batch, n_more)
@@ -258,10 +258,10 @@ class EngineTarget(Target):
 
     def __init__(self, context: EngineContext) -> None:
         self.n_layers = context.info.n_layers
-        self.nextn_features, self.nextn_keeps = context.info.nextn_features, context.info.nextn_keeps
-        self.lack_of_nextn = context.lack_of_nextn
+        self.mtp_features, self.mtp_keeps = context.info.mtp_features, context.info.mtp_keeps
+        self.lack_of_mtp = context.lack_of_mtp
         self.features = context.model.features
-        self.chain_rows = context.chain_rows if self.nextn_keeps else 0
+        self.chain_rows = context.chain_rows if self.mtp_keeps else 0
         self._context = context
 
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
@@ -273,13 +273,13 @@ class EngineTarget(Target):
             raise OptionError("a pass over no tokens, expected some of each slot")
         return self._context.forward_drafts(written, int(n_layers), vocabulary)
 
-    def forward_nextn(
-        self, feeds: Sequence[NextnSlotInput], layer: int = 0, vocabulary: np.ndarray | None = None, n_more: int = 0
+    def forward_mtp(
+        self, feeds: Sequence[MtpSlotInput], layer: int = 0, vocabulary: np.ndarray | None = None, n_more: int = 0
     ) -> Pass:
-        """See `Target.forward_nextn`; `check_batch` sees that positions and hidden states fit."""
-        if not 0 <= layer < len(self.nextn_features):
-            return super().forward_nextn(feeds, layer, vocabulary)
-        if n_more and not (self.nextn_keeps and all(feed.n_rows == 1 for feed in feeds)):
+        """See `Target.forward_mtp`; `check_batch` sees that positions and hidden states fit."""
+        if not 0 <= layer < len(self.mtp_features):
+            return super().forward_mtp(feeds, layer, vocabulary)
+        if n_more and not (self.mtp_keeps and all(feed.n_rows == 1 for feed in feeds)):
             raise OptionError(f"{n_more} more passes, expected one row of each slot, and layers that keep something of tokens")
         self._check_idle()
         feeds = [attrs.evolve(feed, tokens=_checked(self._context, feed.slot, feed.tokens)) for feed in feeds]
@@ -288,11 +288,11 @@ class EngineTarget(Target):
             raise OptionError(
                 f"shares of {len(feeds)} slots, {len(slots)} with tokens; expected some tokens of each slot, once"
             )
-        return self._context.forward_nextn(feeds, layer, self.nextn_given(layer), vocabulary, n_more)
+        return self._context.forward_mtp(feeds, layer, self.mtp_given(layer), vocabulary, n_more)
 
-    def n_nextn_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:
-        nextn = self._context.nextn
-        return nextn.n_held(layer, slot, text) if nextn is not None else 0 if self.nextn_keeps else len(text)
+    def n_mtp_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:
+        mtp = self._context.mtp
+        return mtp.n_held(layer, slot, text) if mtp is not None else 0 if self.mtp_keeps else len(text)
 
     def _check_idle(self) -> None:
         if self._context.is_busy:

@@ -33,7 +33,7 @@ from augury.loader import Loader, context_size, make_backend, only_spec, plan_of
 from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.calibration import planner_for
-from augury.speculation.config import Speculation, choose_drafters, serving_drafters, synthetic_rates, uses_nextn
+from augury.speculation.config import Speculation, choose_drafters, serving_drafters, synthetic_rates, uses_mtp
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.trials import Trial
@@ -177,7 +177,7 @@ class Engine(Evaluations):
         device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}
         loader = Loader(registry, device, progress or Progress(), files)
         choose = partial(choose_drafters, registry, spec_type, draft_model, spec_options, open_model=loader.open)
-        wants_nextn = uses_nextn(registry, chosen := choose(has_nextn=True))
+        wants_mtp = uses_mtp(registry, chosen := choose(has_mtp=True))
         if synthetic and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
         with loader.closed_on_failure() as made:
@@ -195,9 +195,9 @@ class Engine(Evaluations):
                 memory=memory,
                 memory_options=memory_options or {},
                 implied=implied,
-                wants_nextn=wants_nextn,
+                wants_mtp=wants_mtp,
             )
-            if not context.info.nextn_features:
+            if not context.info.mtp_features:
                 chosen = choose()
             chosen += serving_drafters(registry, chosen) if chosen else []
             speculation = attrs.evolve(speculation, members=tuple(member for _, member in chosen))

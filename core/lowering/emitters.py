@@ -116,13 +116,13 @@ class PlanEmitters(Generic[_Block]):
             self._layers.append([self._emitter(block) for block in layer.blocks])
         of_ends = map(self._emitter, (plan.embedding, plan.output))
         self._ends = Ends(plan.output, plan.embedding.n_embd, plan.n_hidden, *of_ends)
-        self._nextn: dict[tuple[int, int], Ends[_Block]] = {}
-        for layers, each in zip(plan.nextn_layers, plan.nextn, strict=True):
+        self._mtp: dict[tuple[int, int], Ends[_Block]] = {}
+        for layers, each in zip(plan.mtp_layers, plan.mtp, strict=True):
             of_ends = map(self._emitter, (each.embedding, each.output, each.input))
-            self._nextn[layers] = Ends(each.output, each.embedding.n_embd, each.input.n_hidden, *of_ends)
+            self._mtp[layers] = Ends(each.output, each.embedding.n_embd, each.input.n_hidden, *of_ends)
         self._injections = [self._emitter(each) for each in plan.injections]
         self._blocks = [emitter for emitters in self._layers for emitter in emitters] + self._injections
-        for ends in (self._ends, *self._nextn.values()):
+        for ends in (self._ends, *self._mtp.values()):
             self._blocks += [each for each in (ends.embedding, ends.input, ends.output) if each is not None]
         n_bytes = sum(cache.bytes_per_position for block in self._blocks for cache in block.caches)
         of_sequence = sum(state.n_bytes for block in self._blocks for state in block.states)
@@ -141,7 +141,7 @@ class PlanEmitters(Generic[_Block]):
 
     def _ends_of(self, layers: tuple[int, int] | None) -> Ends[_Block]:
         """The ends of a pass through some layers, or all."""
-        return self._ends if layers is None else self._nextn.get(layers, self._ends)
+        return self._ends if layers is None else self._mtp.get(layers, self._ends)
 
 
 class ConnectionEmitter(ABC):
@@ -184,7 +184,7 @@ def connection_emitters(plan: ModelPlan, backend: str, of_all_streams: type) -> 
     Raises:
         UnsupportedError: A connection has none for the backend, or something would read or add to one of several streams.
     """
-    n_streams, outputs = plan.embedding.n_streams, (plan.output, *(each.output for each in plan.nextn))
+    n_streams, outputs = plan.embedding.n_streams, (plan.output, *(each.output for each in plan.mtp))
     if n_streams > 1 and any(output.weight is not None and output.connection is None for output in outputs):
         raise UnsupportedError("several residual streams, of which the output reads one; use backend reference")
     for layer in plan.every_layer:

@@ -13,7 +13,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.errors import OptionError
-from augury.files.nextn_file import is_nextn_alone
+from augury.files.mtp_file import is_mtp_alone
 from augury.interfaces import Drafter
 from augury.options import Spec, build, check_count, check_mapping, nearest, options_of, parse_specs, similar
 from augury.registry import Registry
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _KEYS = ("type", "n_max", "n_min", "p_min")
 VERIFY = ("match", "rejection")
-_A_MODEL, _NEXTN = "a draft model", "layers of the target that predict further tokens"  # needs of drafters
+_A_MODEL, _MTP = "a draft model", "layers of the target that predict further tokens"  # needs of drafters
 
 
 @frozen
@@ -49,7 +49,7 @@ def choose_drafters(
     draft_model: str | Path | None = None,
     spec_options: Mapping[str, Mapping[str, Any]] | None = None,
     *,
-    has_nextn: bool = False,
+    has_mtp: bool = False,
     open_model: Callable[[str | Path], ModelFile] | None = None,
 ) -> list[tuple[type[Drafter], Member]]:
     """The chain of drafters that a user asked for, in its order; empty for none.
@@ -60,7 +60,7 @@ def choose_drafters(
             no text at all for the preferred drafters without a model and, where a draft model is given, the preferred one with.
         draft_model: For the first drafter of the chain that takes one.
         spec_options: Options by drafter name, in addition to those in `spec_type`, which win.
-        has_nextn: Whether the target has layers that predict further tokens, for `auto`, which comes to the preferred drafter
+        has_mtp: Whether the target has layers that predict further tokens, for `auto`, which comes to the preferred drafter
             with these as well.
         open_model: Opens the draft model's file, whose kind decides for `auto` which drafter is preferred. One of layers that
             predict further tokens, and of nothing else, counts as the target's.
@@ -72,15 +72,15 @@ def choose_drafters(
     chain: dict[str, tuple[type[Drafter], dict[str, Any]]] = {}
 
     def is_of_target() -> bool:
-        return draft_model is not None and open_model is not None and is_nextn_alone(open_model(draft_model))
+        return draft_model is not None and open_model is not None and is_mtp_alone(open_model(draft_model))
 
     def kinds() -> Iterator[str | None]:
         is_lent = is_of_target()
         yield None
         if draft_model is not None and not is_lent:
             yield _A_MODEL
-        if (has_nextn or is_lent) and any(drafter.uses_nextn for drafter in registry.drafters.values()):
-            yield _NEXTN
+        if (has_mtp or is_lent) and any(drafter.uses_mtp for drafter in registry.drafters.values()):
+            yield _MTP
 
     def preferred(need: str | None) -> str:
         if need == _A_MODEL and draft_model is not None and open_model is not None:
@@ -99,7 +99,7 @@ def choose_drafters(
         checked = check_mapping(f"spec_options: {name}", given)
         if found in chain:
             chain[found] = (chain[found][0], dict(checked) | chain[found][1])
-        elif given and (has_nextn or not registry.drafters[found].uses_nextn):  # or else auto would use it if it could
+        elif given and (has_mtp or not registry.drafters[found].uses_mtp):  # or else auto would use it if it could
             in_use = " and ".join(chain) or "none"
             raise OptionError(
                 f"options are given for {name}, but the drafter in use is {in_use}; "
@@ -111,7 +111,7 @@ def choose_drafters(
         (drafter, Member(name, build(drafter.options_class, values, f"--spec-type {name}"), drafter.aliases))
         for name, (drafter, values) in chain.items()
     ]
-    if not (is_taken or (uses_nextn(registry, chosen) and is_of_target())):
+    if not (is_taken or (uses_mtp(registry, chosen) and is_of_target())):
         who = f"{' and '.join(chain)} uses none" if chain else "no drafter is in use"
         raise OptionError(f"a draft model is given, but {who}; leave one of the two out")
     return chosen
@@ -127,12 +127,12 @@ def serving_drafters(registry: Registry, chosen: Iterable[tuple[type[Drafter], M
     ]
 
 
-def uses_nextn(registry: Registry, chosen: Sequence[tuple[type[Drafter], Member]]) -> bool:
+def uses_mtp(registry: Registry, chosen: Sequence[tuple[type[Drafter], Member]]) -> bool:
     """Whether one of some drafters, or one that it wraps, uses layers of the target that predict further tokens."""
     inner = [getattr(member.options, "inner", "") for _, member in chosen]
     specs = [spec for text in inner if text for spec in parse_specs(text) if spec.name not in ("auto", "none")]
     wrapped = [registry.find("drafter", spec.name) for spec in specs]
-    return any(drafter.uses_nextn for drafter in (*(drafter for drafter, _ in chosen), *wrapped))
+    return any(drafter.uses_mtp for drafter in (*(drafter for drafter, _ in chosen), *wrapped))
 
 
 def _give_model(registry: Registry, drafter: type[Drafter], values: dict[str, Any], model: str) -> bool:
@@ -167,7 +167,7 @@ def _specs(spec_type: str | Iterable[str], preferred: Iterable[str]) -> list[Spe
 
 
 def _unsuitable(drafter: type[Drafter], *, need: str | None) -> str | None:
-    needed = _A_MODEL if _takes_model(drafter) else _NEXTN if drafter.uses_nextn else None
+    needed = _A_MODEL if _takes_model(drafter) else _MTP if drafter.uses_mtp else None
     return None if needed == need else f"it takes {needed or 'nothing'}"
 
 

@@ -53,7 +53,7 @@ def write_tiny_model(
     output_norm: float = 1.0,
     tensors: Mapping[str, np.ndarray] = MappingProxyType({}),
     keys: Mapping[str, int] = MappingProxyType({}),
-    has_nextn: bool = False,
+    has_mtp: bool = False,
 ) -> None:
     """Write a model with a byte-level vocabulary.
 
@@ -67,12 +67,12 @@ def write_tiny_model(
         output_norm: The weights of the last norm; with NaN the model computes nothing else.
         tensors: Others, or in place of those of their names; float32 is stored.
         keys: Further metadata.
-        has_nextn: Whether a layer more predicts further tokens. It is often right, because the output is the model's.
+        has_mtp: Whether a layer more predicts further tokens. It is often right, because the output is the model's.
     """
     with gguf_file(path, architecture) as writer:
-        sizes = evolve(_SIZES, n_layers=_SIZES.n_layers + has_nextn)
+        sizes = evolve(_SIZES, n_layers=_SIZES.n_layers + has_mtp)
         sizes.describe(writer)
-        if has_nextn:
+        if has_mtp:
             writer.add_nextn_predict_layers(1)
         write_tiny_tokenizer(writer)
         writer.add_float32("augury.toy.errors", errors)
@@ -80,8 +80,8 @@ def write_tiny_model(
             writer.add_uint32(key, value)
         norm = {"output_norm.weight": np.full(N_EMBD, output_norm, np.float32)}
         others = {name: values.astype(np.float32) for name, values in tensors.items()}
-        nextn = _nextn(f"blk.{_SIZES.n_layers}.nextn") if has_nextn else {}
-        add_weights(writer, _weights(seed, sizes) | norm | nextn | others, weight_type)
+        mtp = _mtp(f"blk.{_SIZES.n_layers}.nextn") if has_mtp else {}
+        add_weights(writer, _weights(seed, sizes) | norm | mtp | others, weight_type)
 
 
 def write_tiny_tokenizer(writer: GGUFWriter) -> None:
@@ -94,7 +94,7 @@ def write_tiny_tokenizer(writer: GGUFWriter) -> None:
     writer.add_eos_token_id(N_VOCAB - 1)
 
 
-def _nextn(at: str) -> dict[str, np.ndarray]:
+def _mtp(at: str) -> dict[str, np.ndarray]:
     """The parts that make a layer predict further tokens: it sees the token alone, not its hidden state."""
     norms = {f"{at}.{name}.weight": np.ones(N_EMBD, np.float32) for name in ("enorm", "hnorm", "shared_head_norm")}
     return norms | {f"{at}.eh_proj.weight": np.eye(N_EMBD, 2 * N_EMBD, dtype=np.float32)}

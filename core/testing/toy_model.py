@@ -24,7 +24,7 @@ class ToyModel(Model):
 
     Attributes:
         cells: (n_slots, n_ctx) int64, the tokens that were stored.
-        nextn_cells: The same for the layer that predicts further tokens.
+        mtp_cells: The same for the layer that predicts further tokens.
         batches: The passes so far.
         on_forward: Called at the beginning of every pass.
         is_closed: Whether `close` was called.
@@ -59,7 +59,7 @@ class ToyModel(Model):
         self.features = dict.fromkeys(
             ["embedding", "output", *(f"layer.{i}" for i in range(self.info.n_layers))], self.info.n_embd
         )
-        self.cells, self.nextn_cells = np.full((2, n_slots, n_ctx), _NOTHING, np.int64)
+        self.cells, self.mtp_cells = np.full((2, n_slots, n_ctx), _NOTHING, np.int64)
         self.batches: list[Batch] = []
         self.on_forward: Callable[[], object] = lambda: None
         self.is_closed = False
@@ -72,8 +72,8 @@ class ToyModel(Model):
         self._check(batch)
         self.batches.append(batch)
         self.on_forward()
-        if self._is_nextn(batch):
-            return self._nextn(batch)
+        if self._is_mtp(batch):
+            return self._mtp(batch)
         self._begin(batch)
         rows, wanted, (_, n_layers) = [], set(batch.rows.tolist()), batch.layers or (0, None)
         held: list[Any] = []  # after each token of the pass
@@ -133,10 +133,10 @@ class ToyModel(Model):
         """The logits."""
         return self.logits(held, n_layers=n_layers)
 
-    def _is_nextn(self, batch: Batch) -> bool:
+    def _is_mtp(self, batch: Batch) -> bool:
         return batch.layers is not None and batch.layers[1] > self.info.n_layers
 
-    def _nextn(self, batch: Batch) -> Pass:
+    def _mtp(self, batch: Batch) -> Pass:
         """A pass through a layer that predicts further tokens: it expects the tokens of a model with fewer layers.
 
         Raises:
@@ -146,8 +146,8 @@ class ToyModel(Model):
         rows, held, wanted = [], [], set(batch.rows.tolist())
         columns = zip(batch.tokens.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True)
         for i, (token, slot, position) in enumerate(columns):
-            self.nextn_cells[slot, position] = token
-            text = self.nextn_cells[slot, : position + 1]
+            self.mtp_cells[slot, position] = token
+            text = self.mtp_cells[slot, : position + 1]
             before = self._feature(self._seen(self._follow(text[:-1]))) if position else np.zeros(self.info.n_embd, np.float32)
             if not np.array_equal(batch.hidden[i], before):
                 raise AuguryError(f"slot {slot}: the hidden state at position {position} is not that of the token before")
@@ -177,10 +177,10 @@ class ToyModel(Model):
         return values if digest[9] >= errors * 256 else _normal(digest[10:18], self.info.n_vocab)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        return [self.cells[slot, :n], *self._nextn_memory(slot, n)]
+        return [self.cells[slot, :n], *self._mtp_memory(slot, n)]
 
-    def _nextn_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        return [self.nextn_cells[slot, :n]] if self.info.nextn_features else []
+    def _mtp_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        return [self.mtp_cells[slot, :n]] if self.info.mtp_features else []
 
     def memory_table(self) -> Sequence[Allocation]:
         return [Allocation("cells", self.cells.nbytes)]
@@ -202,7 +202,7 @@ class ToyModel(Model):
         check_batch(batch, self.info.n_vocab, self.info, self.state_spec, self.features)
         if batch.parents is not None:
             Tree(batch, self.state_spec.n_ctx)  # which checks them
-        if batch.hidden is not None and not self._is_nextn(batch):
+        if batch.hidden is not None and not self._is_mtp(batch):
             raise UnsupportedError("the toy model computes tokens, not hidden states")
 
 

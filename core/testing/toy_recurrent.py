@@ -51,7 +51,7 @@ class ToyRecurrentModel(ToyModel):
         return self._of(self._follow(tokens), n_layers)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        return [self.cells[slot, :n], *self._nextn_memory(slot, n), self.state[slot], self.conv[slot]]
+        return [self.cells[slot, :n], *self._mtp_memory(slot, n), self.state[slot], self.conv[slot]]
 
     def memory_table(self) -> Sequence[Allocation]:
         return [*super().memory_table(), Allocation("states", self.state.nbytes + self.conv.nbytes)]

@@ -20,7 +20,7 @@ from augury.types import Draft, ModelInfo, ModelOptions, StateSpec
 
 TINY_TARGET = "tiny:target"
 TINY_DRAFT = "tiny:draft"
-_MODELS = {TINY_TARGET: {"seed": 0, "errors": 0.0, "has_nextn": True}, TINY_DRAFT: {"seed": 1, "errors": 0.3}}
+_MODELS = {TINY_TARGET: {"seed": 0, "errors": 0.0, "has_mtp": True}, TINY_DRAFT: {"seed": 1, "errors": 0.3}}
 _SURPRISES = 0.08  # share of the toy's tokens that do not repeat the token a period before
 
 
@@ -28,7 +28,7 @@ class ToyBackend(Backend):
     """Computes no plan, but a hash of every text: as sensitive to the contents of its memory as a real model, and faster."""
 
     name = "toy"
-    computes_nextn = True
+    computes_mtp = True
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         return self._model(plan, options).state_spec

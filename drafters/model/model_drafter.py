@@ -15,7 +15,7 @@ from augury.types import Draft
 
 if TYPE_CHECKING:
     from augury.drafters.model.hidden_runner import HiddenRunner
-    from augury.drafters.model.nextn_runner import NextnRunner
+    from augury.drafters.model.mtp_runner import MtpRunner
     from augury.types import ModelInfo
 
 _N_CANDIDATES = 4  # for each place, of which a planner takes those worth their time
@@ -40,7 +40,7 @@ class ModelDrafter(Drafter):
     scope = "request"  # it learns nothing; its cache outlives a request and changes no draft
     is_costly = True
     is_paced = True
-    runner: DraftRunner | NextnRunner
+    runner: DraftRunner | MtpRunner
     sampler: DraftSampler | None = None
 
     def begin_sampling(self) -> None:
@@ -61,7 +61,7 @@ class ModelDrafter(Drafter):
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
         """Write ahead for several slots; slots that share a model share its passes."""
         drafts = [Draft() for _ in asks]
-        indices: dict[DraftRunner | NextnRunner, list[int]] = {}
+        indices: dict[DraftRunner | MtpRunner, list[int]] = {}
         drafters, requests = [], []
         for i, ask in enumerate(asks):
             assert isinstance(ask.drafter, ModelDrafter)
@@ -103,7 +103,7 @@ class ModelDrafter(Drafter):
 class FeatureDrafter(ModelDrafter):
     """Lets a model write ahead from hidden states of the target, its `features`."""
 
-    runner: HiddenRunner | NextnRunner
+    runner: HiddenRunner | MtpRunner
 
     def n_held(self, history: np.ndarray) -> int:
         """As far as the runner keeps something of the text in the slot."""

@@ -46,7 +46,7 @@ class Cohere2Moe(Transformer):
 
     name = "cohere2moe"
     rope_args = {"is_interleaved": True, "has_factors": True}
-    windows = {**Cohere2.windows, "is_first": True, "has_nextn": True}
+    windows = {**Cohere2.windows, "is_first": True, "has_mtp": True}
     ffn_args = Cohere2.ffn_args
     experts = {
         **Cohere2.ffn_args,
@@ -55,7 +55,7 @@ class Cohere2Moe(Transformer):
         "factor": lambda decoder, layer: 0.5 if f"blk.{layer}.ffn_up_shexp.weight" in decoder.file.tensors else 1.0,
     }
     output_args = {"scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0}
-    nextn_hidden = "output"
+    mtp_hidden = "output"
 
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:
@@ -64,6 +64,6 @@ class Cohere2Moe(Transformer):
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True, has_nextn=True)[layer]
+        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True, has_mtp=True)[layer]
         has_rope = is_local or layer < decoder.keys.count("leading_dense_block_count", least=0)
         return super().layer(decoder, layer, rope if has_rope else None)

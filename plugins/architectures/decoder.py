@@ -21,8 +21,8 @@ from augury.blocks import (
     FeedForward,
     Layer,
     ModelPlan,
-    NextnInput,
-    NextnLayer,
+    MtpInput,
+    MtpLayer,
     Norm,
     NormKind,
     Output,
@@ -111,7 +111,7 @@ class Decoder(Tensors):
         default: int = 0,
         is_required: bool = False,
         is_first: bool = False,
-        has_nextn: bool = False,
+        has_mtp: bool = False,
     ) -> tuple[int | None, ...]:
         """By layer how many positions a token sees; all where None.
 
@@ -121,21 +121,21 @@ class Decoder(Tensors):
             default: The window where the file states none; 0: there is none then.
             is_required: Whether the file has to state it.
             is_first: Whether it is the first of them, not the last.
-            has_nextn: Whether layers that predict further tokens follow.
+            has_mtp: Whether layers that predict further tokens follow.
         """
         keys, key = self.keys, "attention.sliding_window"
         window = keys.count(key, None if is_required else default, least=0) or None
         if window is None:
-            return (None,) * (self.n_stored if has_nextn else self.n_layers)
-        flags = self.flags(f"{key}_pattern", period, is_first=is_first, has_nextn=has_nextn)
+            return (None,) * (self.n_stored if has_mtp else self.n_layers)
+        flags = self.flags(f"{key}_pattern", period, is_first=is_first, has_mtp=has_mtp)
         return tuple(window if is_local else None for is_local in flags)
 
-    def flags(self, key: str, period: int | None, *, is_first: bool = False, has_nextn: bool = False) -> list[bool]:
+    def flags(self, key: str, period: int | None, *, is_first: bool = False, has_mtp: bool = False) -> list[bool]:
         """Truth values by layer: as the file's array says, else true except for the last, or first, of every n.
 
-        With `has_nextn` those of layers that predict further tokens follow, false where an array says nothing of them.
+        With `has_mtp` those of layers that predict further tokens follow, false where an array says nothing of them.
         """
-        n = self.n_stored if has_nextn else self.n_layers
+        n = self.n_stored if has_mtp else self.n_layers
         keys = self.keys
         array = self.file.metadata.get(keys.full(key))
         if isinstance(array, np.ndarray):
@@ -151,9 +151,9 @@ class Decoder(Tensors):
         layers: Iterable[Layer],
         *,
         output: Output | None = None,
-        nextn: Callable[[int], Layer] | None = None,
-        nextn_hidden: Literal["output", "layer"] = "output",
-        nextn_output: Callable[[int, Output], Output] = lambda _, output: output,
+        mtp: Callable[[int], Layer] | None = None,
+        mtp_hidden: Literal["output", "layer"] = "output",
+        mtp_output: Callable[[int, Output], Output] = lambda _, output: output,
         **embedding: Any,
     ) -> ModelPlan:
         """The model of these layers, from the embedding to the output.
@@ -161,27 +161,27 @@ class Decoder(Tensors):
         Args:
             layers: In order.
             output: The last block; None: that of `output()`.
-            nextn: Makes a layer that predicts further tokens, by its number; None: the family does without them.
-            nextn_hidden: The feature that these layers read, see `NextnLayer`.
-            nextn_output: Makes the output of such a layer, by its number, of the model's with a norm and weights of its own.
+            mtp: Makes a layer that predicts further tokens, by its number; None: the family does without them.
+            mtp_hidden: The feature that these layers read, see `MtpLayer`.
+            mtp_output: Makes the output of such a layer, by its number, of the model's with a norm and weights of its own.
             **embedding: Further fields of `Embedding`, such as `scale`.
         """
         first = Embedding(f"{self.embedding}.weight", self.n_vocab, self.n_embd, **embedding)
         last = self.output() if output is None else output
         plan = ModelPlan(self.file.architecture, first, tuple(layers), last, self.n_ctx_train)
-        if nextn is None or f"blk.{self.n_layers}.nextn.eh_proj.weight" not in self.file.tensors:
+        if mtp is None or f"blk.{self.n_layers}.nextn.eh_proj.weight" not in self.file.tensors:
             return plan
         numbers = range(self.n_layers, self.n_stored)
-        return attrs.evolve(plan, nextn=tuple(self._nextn(i, nextn(i), nextn_hidden, nextn_output, plan) for i in numbers))
+        return attrs.evolve(plan, mtp=tuple(self._mtp(i, mtp(i), mtp_hidden, mtp_output, plan) for i in numbers))
 
-    def _nextn(
+    def _mtp(
         self,
         number: int,
         layer: Layer,
         hidden: Literal["output", "layer"],
         output_of: Callable[[int, Output], Output],
         plan: ModelPlan,
-    ) -> NextnLayer:
+    ) -> MtpLayer:
         """A layer that predicts further tokens; the model's embedding and output serve where it has none of its own."""
         at, tensors, n_embd, n_vocab = f"blk.{number}.nextn", self.file.tensors, self.n_embd, self.n_vocab
         rows = f"{at}.embed_tokens.weight" if f"{at}.embed_tokens.weight" in tensors else f"{self.embedding}.weight"
@@ -194,13 +194,13 @@ class Decoder(Tensors):
             own = self.linear(f"{at}.shared_head_head", n_embd, n_vocab, has_bias=False, factor=output.weight.scale)
             output = attrs.evolve(output, weight=own)
         is_by_stream = self.file.tensor(f"{at}.hnorm.weight").shape == by_stream
-        begin = NextnInput(
+        begin = MtpInput(
             token_norm=self.norm(f"{at}.enorm"),
             hidden_norm=self.norm(f"{at}.hnorm", shape=by_stream if is_by_stream else None),
             projection=self.linear(f"{at}.eh_proj", 2 * n_embd, n_embd, has_bias=False),
             n_hidden=n_embd if hidden == "output" else plan.n_hidden,
         )
-        return NextnLayer(Embedding(rows, n_vocab, n_embd), begin, (layer,), output_of(number, output), hidden)
+        return MtpLayer(Embedding(rows, n_vocab, n_embd), begin, (layer,), output_of(number, output), hidden)
 
     def attention(
         self,

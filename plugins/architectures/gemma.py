@@ -22,7 +22,7 @@ from augury.blocks import (
     Linear,
     MixtureOfExperts,
     ModelPlan,
-    NextnLayer,
+    MtpLayer,
     Norm,
     Rope,
 )
@@ -114,7 +114,7 @@ class Gemma4(Gemma):
                 layers.append(Layer(None, cls._layer_input(decoder, layer, n_inputs), scale=factor))
         output = decoder.output(softcap=keys.number("final_logit_softcapping", 0.0) or None)
         plan = decoder.plan(layers, output=output, **cls.embedding(decoder))
-        return {"main": attrs.evolve(plan, nextn=cls._assistant(file, plan))}
+        return {"main": attrs.evolve(plan, mtp=cls._assistant(file, plan))}
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
@@ -164,7 +164,7 @@ class Gemma4(Gemma):
         return local, local.rope(base=own_local_base(decoder), is_scaled=False)
 
     @classmethod
-    def _assistant(cls, file: ModelFile, plan: ModelPlan) -> tuple[NextnLayer, ...]:
+    def _assistant(cls, file: ModelFile, plan: ModelPlan) -> tuple[MtpLayer, ...]:
         """The assistant of a model, where a file of one was given beside it.
 
         The tokens that it drafts are all at the position after the text, of which the model keeps nothing yet. So they are
@@ -202,7 +202,7 @@ class Gemma4(Gemma):
         before = decoder.matrix("nextn.pre_projection", 2 * embedding.n_embd, n_embd)
         after = decoder.matrix("nextn.post_projection", n_embd, embedding.n_embd)
         return (
-            NextnLayer(
+            MtpLayer(
                 Embedding(None, embedding.n_vocab, n_embd),
                 AssistantInput(table, embedding.scale, before, embedding.n_embd),
                 tuple(layers),

@@ -63,4 +63,4 @@ class Glm4Moe(Transformer):
     attention_args = {"has_head_norms": lambda decoder, layer: f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors}
     ffn_args = {"norm": "post_attention_norm"}
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "norm": "post_attention_norm"}
-    nextn_hidden = "output"
+    mtp_hidden = "output"

@@ -46,4 +46,4 @@ class HyV3(Transformer):
     attention_args = {"has_head_norms": True}
     ffn_args = {"has_scales": True}
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": True}
-    nextn_hidden = "output"
+    mtp_hidden = "output"

@@ -105,7 +105,7 @@ class BailingMoe3(KimiLinear):
     name = "bailingmoe3"
     decay_names = ("ssm_f_a",)
     gate_names = ("ssm_g_a",)
-    nextn_hidden = "output"
+    mtp_hidden = "output"
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:

@@ -22,7 +22,7 @@ class DeepSeek2(Transformer):
 
     name = "deepseek2"
     experts = {"has_weights_scale": True}
-    nextn_hidden: ClassVar[Literal["output", "layer"] | None] = "output"
+    mtp_hidden: ClassVar[Literal["output", "layer"] | None] = "output"
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:

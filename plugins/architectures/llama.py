@@ -29,7 +29,7 @@ class Llama(Transformer):
     rope_args = _ROPE
     ffn_args = {"has_scales": True}
     experts = _EXPERTS
-    nextn_hidden = "output"
+    mtp_hidden = "output"
 
 
 class Mistral3(Transformer):

@@ -69,7 +69,7 @@ class NemotronH(Architecture):
     """Layers of one block each: a feed-forward without a gate, attention without positions, or Mamba-2."""
 
     name = "nemotron_h"
-    has_nextn: ClassVar[bool] = False  # whether layers that predict further tokens are used
+    has_mtp: ClassVar[bool] = False  # whether layers that predict further tokens are used
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
@@ -85,17 +85,17 @@ class NemotronH(Architecture):
             else:
                 layers.append(Layer(mamba2(decoder, layer)))
 
-        def nextn(layer: int) -> Layer:
+        def mtp(layer: int) -> Layer:
             attention = decoder.attention(layer, None, scale=scale)
             return Layer(attention, cls.feed_forward(decoder, layer, norm="post_attention_norm"))
 
-        def nextn_output(layer: int, output: Output) -> Output:  # noqa: ARG001 - as `Decoder.plan` calls it
+        def mtp_output(layer: int, output: Output) -> Output:  # noqa: ARG001 - as `Decoder.plan` calls it
             norm = output.norm
             return output if norm is None else attrs.evolve(output, norm=attrs.evolve(norm, kind=NormKind.LAYER, eps=eps))
 
         names = {f"blk.{decoder.n_layers}.{each}.weight" for each in ("attn_q", "attn_qkv")}
-        has_nextn = cls.has_nextn and not names.isdisjoint(file.tensors)  # files without are of llama.cpp's tests
-        return {"main": decoder.plan(layers, nextn=nextn if has_nextn else None, nextn_output=nextn_output)}
+        has_mtp = cls.has_mtp and not names.isdisjoint(file.tensors)  # files without are of llama.cpp's tests
+        return {"main": decoder.plan(layers, mtp=mtp if has_mtp else None, mtp_output=mtp_output)}
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int, norm: str = "attn_norm") -> FeedForward | MixtureOfExperts:
@@ -128,4 +128,4 @@ class NemotronHMoe(NemotronH):
     """The same by another name; a layer that predicts further tokens has attention and experts, and a layer norm at its end."""
 
     name = "nemotron_h_moe"
-    has_nextn = True
+    has_mtp = True

@@ -155,11 +155,11 @@ class Mimo2(Transformer):
 
     name = "mimo2"
     experts = {"gating": Gating.SIGMOID, "is_normalised": True}
-    nextn_hidden = "layer"
+    mtp_hidden = "layer"
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        window = decoder.windows(None, is_required=True, has_nextn=True)[layer]
+        window = decoder.windows(None, is_required=True, has_mtp=True)[layer]
         if window is not None:
             rope = decoder.rope(base=own_local_base(decoder), is_scaled=False)
         factor = decoder.keys.number("attention.value_scale", 0.0) or 1.0

@@ -36,7 +36,7 @@ class Qwen35(Transformer):
     decoder_args = {"least": 0, "may_have_experts": True}
     rope_args = {"sections": "turns"}
     ffn_args = {"norm": "post_attention_norm", "has_biases": False, "has_scales": True}
-    nextn_hidden = "output"
+    mtp_hidden = "output"
     is_tiled: ClassVar[bool] = True
     marks: ClassVar[Mapping[str, Any]] = {"has_bias": False}
 

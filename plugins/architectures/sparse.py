@@ -126,10 +126,10 @@ class GlmDsa(DeepSeek2):
     def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         is_shared = decoder.n_ctx_train >= _N_CTX_SHARED
         default = [not is_shared or each < 2 or (each - 2) % 4 == 0 for each in range(decoder.n_layers)]
-        is_nextn, has_indexer = layer >= decoder.n_layers, f"blk.{layer}.indexer.proj.weight" in decoder.file.tensors
-        if has_indexer if is_nextn else chooses(decoder, default)[layer]:
+        is_mtp, has_indexer = layer >= decoder.n_layers, f"blk.{layer}.indexer.proj.weight" in decoder.file.tensors
+        if has_indexer if is_mtp else chooses(decoder, default)[layer]:
             return {"indexer": indexer(decoder, layer, cls.rope(decoder))}
-        return {"reuses_choice": int(not is_nextn)}
+        return {"reuses_choice": int(not is_mtp)}
 
 
 def chooses(decoder: Decoder, default: list[bool] | None, first: int = 0) -> list[bool]:
@@ -158,7 +158,7 @@ class Dots3Note(DeepSeek2):
     name = "dots3note"
     experts = {"has_weights_scale": True, "has_scales": True}
     ffn_args = {"has_scales": True}
-    nextn_hidden = None
+    mtp_hidden = None
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:

@@ -23,9 +23,9 @@ class Step35(Transformer):
     name = "step35"
     decoder_args = {"may_have_experts": True}
     local_rotary = {"base": own_local_base, "n_rot": local_size, "is_scaled": False}
-    windows = {"period": None, "is_required": True, "has_nextn": True}
+    windows = {"period": None, "is_required": True, "has_mtp": True}
     attention_args = {"has_output_bias": False}
-    nextn_hidden = "layer"
+    mtp_hidden = "layer"
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:

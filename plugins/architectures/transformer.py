@@ -29,7 +29,7 @@ class Transformer(Architecture):
         experts: Arguments of `mixture`, which stands in place of a feed-forward in layers with a router; None: none has one.
         beginning: Fields of the embedding beside its weight.
         ending: Arguments of `Decoder.output`.
-        nextn_hidden: The hidden state that its layers for further tokens read, see `NextnLayer`; None: it does without them.
+        mtp_hidden: The hidden state that its layers for further tokens read, see `MtpLayer`; None: it does without them.
     """
 
     decoder_args: ClassVar[Mapping[str, Any]] = {}
@@ -42,16 +42,16 @@ class Transformer(Architecture):
     experts: ClassVar[Mapping[str, Any] | None] = None
     embedding_args: ClassVar[Mapping[str, Any]] = {}
     output_args: ClassVar[Mapping[str, Any]] = {}
-    nextn_hidden: ClassVar[Literal["output", "layer"] | None] = None
+    mtp_hidden: ClassVar[Literal["output", "layer"] | None] = None
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         decoder = cls.decoder(file)
         rope = cls.rope(decoder)
         layers = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]
-        nextn = None if cls.nextn_hidden is None else lambda layer: cls.layer(decoder, layer, rope)
+        mtp = None if cls.mtp_hidden is None else lambda layer: cls.layer(decoder, layer, rope)
         others = {"output": cls.output(decoder), **cls.embedding(decoder)}
-        return {"main": decoder.plan(layers, nextn=nextn, nextn_hidden=cls.nextn_hidden or "output", **others)}
+        return {"main": decoder.plan(layers, mtp=mtp, mtp_hidden=cls.mtp_hidden or "output", **others)}
 
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:

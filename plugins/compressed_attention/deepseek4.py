@@ -26,7 +26,7 @@ class DeepSeek4(HyperConnected):
 
     name = "deepseek4"
     experts = {"gating": Gating.SQRT_SOFTPLUS, "has_weights_scale": True}
-    nextn_hidden = "layer"
+    mtp_hidden = "layer"
 
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:

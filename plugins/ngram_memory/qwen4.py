@@ -44,9 +44,9 @@ class Qwen4(Qwen35):
         plan = decoder.plan(
             layers,
             output=read_by("output_hc", decoder.output(norm=None)),
-            nextn=lambda layer: cls.layer(decoder, layer, rope),
-            nextn_hidden="layer",
-            nextn_output=lambda layer, output: read_by(f"blk.{layer}.nextn.hc_head", output),
+            mtp=lambda layer: cls.layer(decoder, layer, rope),
+            mtp_hidden="layer",
+            mtp_output=lambda layer, output: read_by(f"blk.{layer}.nextn.hc_head", output),
             n_streams=keys.count("hyper_connection.count", least=2),
         )
         return {"main": plan}

@@ -130,7 +130,7 @@ def test_every_number_of_layers_gives_the_same_with_drafts_and_without(registry,
 
 HEADS = head_specs("llama-dense")
 HEADS |= {f"{name} on the CPU": f"{spec},gpu_layers=0" for name, spec in HEADS.items()}
-NEXTN = {  # and how many layers of it the first GPU computes: several streams, an assistant, states, several layers
+MTP = {  # and how many layers of it the first GPU computes: several streams, an assistant, states, several layers
     "mtp-deepseek4": 2,
     "mtp-gemma4-e": 9,
     "mtp-qwen35": 1,
@@ -140,13 +140,13 @@ NEXTN = {  # and how many layers of it the first GPU computes: several streams, 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("is_split", [False, True])
-@pytest.mark.parametrize("drafter", [*HEADS, *NEXTN])
+@pytest.mark.parametrize("drafter", [*HEADS, *MTP])
 def test_heads_draft_for_a_model_in_stages(registry, monkeypatch, drafter, is_split):
     monkeypatch.setattr(Gpu, "free", (64 * MIB, 64 * MIB))
     path, more, name = tiny_model("llama-dense"), {}, drafter.partition(" ")[0]
-    if drafter in NEXTN:
+    if drafter in MTP:
         path, more, name = agreeing(drafter), assistance(drafter), "draft-mtp"
-    at = {"devices": "GPU1,GPU0", "tensor_split": "1,1"} if is_split else {"gpu_layers": NEXTN.get(drafter, 2)}
+    at = {"devices": "GPU1,GPU0", "tensor_split": "1,1"} if is_split else {"gpu_layers": MTP.get(drafter, 2)}
     how = {"backend": "numba-cpu", "n_ctx": 96, "threads": 1, "placement": Placement(**at), "registry": registry, **more}
     with Engine.load(path, spec_type=HEADS.get(drafter, name), spec_fixed=True, draft_max=3, **how) as engine:
         assert " + " in engine.config["backend"]

@@ -3,9 +3,9 @@
 import attrs
 import numpy as np
 import pytest
-from oracles.drafts import NEXTN, nextn_file, runs
+from oracles.drafts import MTP, mtp_file, runs
 from oracles.models import file_for_plans, tiny_file
-from oracles.passes import hidden_states, nextn, run_of, tree_of
+from oracles.passes import hidden_states, mtp, run_of, tree_of
 from oracles.states import Text, assert_same_state, play
 
 from augury import Registry
@@ -32,7 +32,7 @@ TOKENS = np.random.default_rng(3).integers(0, 100, 9).astype(np.int32)
 
 def staged(name, *backends, at=(1,), **options):
     """A tiny model whose first layers, to before `at`, the first backend computes, and so on."""
-    file = nextn_file(name) if name in NEXTN else tiny_file(name)
+    file = mtp_file(name) if name in MTP else tiny_file(name)
     plan = plan_of(file, REGISTRY)
     ends = (0, *at, len(plan.layers) + 1)  # the output counts
     stages = [Stage(make_backend(REGISTRY, each), *ends[i : i + 2]) for i, each in enumerate(backends)]
@@ -89,32 +89,32 @@ def test_several_residual_streams_go_from_stage_to_stage(name, backend):
     check_stages(name, backend, STREAMS[name])
 
 
-def all_that_nextn_tells(name, model):
+def all_that_mtp_tells(name, model):
     """Logits, and hidden states for a token more, of all layers that predict further tokens, beside passes of the model."""
     text = runs(name)[0].text[:14]
-    hidden, first = hidden_states(model, text[:12]), 0 if model.info.nextn_keeps else 1
-    for layer in range(len(model.info.nextn_features)):
-        yield from nextn(model, text[first:12], first, hidden[first:12], layer=layer)
+    hidden, first = hidden_states(model, text[:12]), 0 if model.info.mtp_keeps else 1
+    for layer in range(len(model.info.mtp_features)):
+        yield from mtp(model, text[first:12], first, hidden[first:12], layer=layer)
     drafted = model.state_spec.n_bytes_per_sequence and {"is_drafted": np.arange(4) > 0}
     tree = attrs.evolve(tree_of([text[12], 5, text[13], 7], [-1, 0, 0, 2], start=12), **(drafted or {}))
-    made = model.forward(attrs.evolve(tree, features=model.info.nextn_features[:1]))
-    hidden = np.concatenate([hidden[12:], made.features(model.info.nextn_features[0])[[0, 2]]])
+    made = model.forward(attrs.evolve(tree, features=model.info.mtp_features[:1]))
+    hidden = np.concatenate([hidden[12:], made.features(model.info.mtp_features[0])[[0, 2]]])
     model.forward(attrs.evolve(run_of([9], start=14), accepted=np.int32([[0, 14, 13]])))
-    yield from nextn(model, text[12:], 12, hidden[:2])
+    yield from mtp(model, text[12:], 12, hidden[:2])
     model.restore(1, model.save(0, 14))
-    yield from nextn(model, [8], 14, hidden[2:], slot=1)
+    yield from mtp(model, [8], 14, hidden[2:], slot=1)
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("backend", ["numba-cpu", "reference"])
-@pytest.mark.parametrize("name", NEXTN)
+@pytest.mark.parametrize("name", MTP)
 def test_layers_that_predict_further_tokens_are_of_the_last_stage(name, backend):
     whole = staged(name, backend)
-    right = [array.copy() for array in all_that_nextn_tells(name, whole)]
+    right = [array.copy() for array in all_that_mtp_tells(name, whole)]
     whole.close()
-    for cut in plan_of(nextn_file(name), REGISTRY).cuts():
+    for cut in plan_of(mtp_file(name), REGISTRY).cuts():
         model = staged(name, backend, backend, at=(cut,))
-        for found, expected in zip(all_that_nextn_tells(name, model), right, strict=True):
+        for found, expected in zip(all_that_mtp_tells(name, model), right, strict=True):
             assert np.array_equal(found, expected)
         model.close()
 

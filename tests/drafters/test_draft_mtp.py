@@ -7,7 +7,7 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from oracles.drafts import NEXTN, agreeing, assistance, draft_file, error, parted, runs, target_of
+from oracles.drafts import MTP, agreeing, assistance, draft_file, error, parted, runs, target_of
 from oracles.models import altered, tiny_file, tiny_model
 from support.head_rig import N_CTX, N_VOCAB, REGISTRY, Told
 
@@ -15,10 +15,10 @@ from augury import Engine
 from augury.backends.reference import Reference
 from augury.batch import Batch
 from augury.drafters.draft_mtp import DraftMtp, augury_drafters
-from augury.drafters.model.nextn_runner import NextnRunner
+from augury.drafters.model.mtp_runner import MtpRunner
 from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
-from augury.files.nextn_file import with_nextn
+from augury.files.mtp_file import with_mtp
 from augury.interfaces import Model, Progress
 from augury.loader import Loader, plan_of
 from augury.options import NoOptions
@@ -32,7 +32,7 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
 @pytest.mark.sample(6)
-@pytest.mark.parametrize(("backend", "name"), list(zip(itertools.cycle(BACKENDS), NEXTN, strict=False)))
+@pytest.mark.parametrize(("backend", "name"), list(zip(itertools.cycle(BACKENDS), MTP, strict=False)))
 def test_drafts_are_those_of_llama_cpp_s_driver_round_by_round(backend, name):
     for run in runs(name):
         found, logits = zip(*Told(name, backend).replayed(run), strict=True)
@@ -129,7 +129,7 @@ def test_a_text_that_was_given_up_leaves_nothing_to_the_next():
 
 
 def test_a_long_prompt_is_computed_as_it_goes_on(monkeypatch):
-    monkeypatch.setattr("augury.drafters.model.nextn_runner._MOST_PENDING", 64)
+    monkeypatch.setattr("augury.drafters.model.mtp_runner._MOST_PENDING", 64)
     told, tokens = Told("mtp-deepseek2"), np.arange(250, dtype=np.int32) % N_VOCAB
     told.open()
     for start in range(0, 250, 50):
@@ -193,15 +193,15 @@ def test_what_comes_from_another_slot_ends_what_a_slot_held_after_it(how):
         told.open(slot)
         told.tell(tokens, slot=slot)
         told.runner.begin(slot, np.append(tokens, 0))
-    states, held = told.context.memory.states, [told.target.n_nextn_held(slot, text) for slot in range(2)]
+    states, held = told.context.memory.states, [told.target.n_mtp_held(slot, text) for slot in range(2)]
     assert held == [20, 40]
     if how == "copied":
         states.copy(0, 1, 20)  # keys lie in blocks of 16, which are copied whole
     else:
         states.restore(1, states.save(0, 20))
-    assert told.target.n_nextn_held(1, text) == 20
+    assert told.target.n_mtp_held(1, text) == 20
     states.restore(1, states.save(0, 0))  # a checkpoint: of no positions
-    assert told.target.n_nextn_held(1, text) == 20
+    assert told.target.n_mtp_held(1, text) == 20
 
 
 N_HELD = {
@@ -227,7 +227,7 @@ def test_of_a_new_text_the_last_hidden_state_is_fed_again_where_it_is_not_kept(n
     told.tell(before[:80])
     told.runner.begin(0, before[:81])
     if how in ("lost", "of a shorter text"):  # the slot's state comes from a file
-        told.runner = NextnRunner(told.target, N_CTX, n_vocab=N_VOCAB, n_first=0)
+        told.runner = MtpRunner(told.target, N_CTX, n_vocab=N_VOCAB, n_first=0)
     if how == "of a shorter text":
         told.runner.feed(0, 0, text[:79], {name: rows[:79] for name, rows in told.features_of(text).items()})
     if how == "of another slot":
@@ -268,7 +268,7 @@ def test_of_several_layers_each_drafts_a_token_after_the_draft_before():
     told, text = Told("mtp-glm4moe", change=with_two), runs("mtp-glm4moe")[0].text[:20]
     told.open()
     told.tell(text[:-1])
-    assert told.target.nextn_features == ("output", "output")
+    assert told.target.mtp_features == ("output", "output")
     found = told.draft(text, 5)
 
     fresh = Told("mtp-glm4moe", change=with_two)
@@ -366,7 +366,7 @@ class Wrapping(DraftMtp):
 
     name = "wrapping"
     aliases = ()
-    uses_nextn = False
+    uses_mtp = False
 
     def __init__(self, options, session):
         (self.inner,) = session.drafters("draft-mtp")
@@ -375,15 +375,15 @@ class Wrapping(DraftMtp):
 def test_a_wrapper_that_does_not_say_that_it_uses_such_layers_is_told_to(monkeypatch):
     how = {"n_ctx": 64, "threads": 1, "backend": "reference", "spec_type": "wrapping", "registry": REGISTRY}
     monkeypatch.setitem(REGISTRY.drafters, "wrapping", Wrapping)
-    with pytest.raises(UnsupportedError, match=r"draft-mtp: .* not loaded, as no drafter in use has `uses_nextn`; .* must set"):
+    with pytest.raises(UnsupportedError, match=r"draft-mtp: .* not loaded, as no drafter in use has `uses_mtp`; .* must set"):
         Engine.load(agreeing("mtp-qwen35"), **how)
-    monkeypatch.setattr(Wrapping, "uses_nextn", True)
+    monkeypatch.setattr(Wrapping, "uses_mtp", True)
     Engine.load(agreeing("mtp-qwen35"), **how).close()
 
 
 class Plain(Reference):
     name = "plain"
-    computes_nextn = False
+    computes_mtp = False
 
 
 def of_another_family(_):
@@ -398,9 +398,9 @@ def test_it_is_said_why_a_target_has_no_such_layers():
     def lack(change=lambda file: file, backend=None):
         loader, path = Loader(REGISTRY, backend or Reference(NoOptions()), Progress()), draft_file("mtp-qwen35")
         loader._files[str(path)] = change(ModelFile.open(path))
-        context = loader.load(path, ModelOptions(1, 64, 1), purpose="target", wants_nextn=True)
-        assert not context.info.nextn_features
-        return context.lack_of_nextn
+        context = loader.load(path, ModelOptions(1, 64, 1), purpose="target", wants_mtp=True)
+        assert not context.info.mtp_features
+        return context.lack_of_mtp
 
     missing = "blk.2.nextn.eh_proj.weight"
     found = lack(lambda file: altered(file, without=(missing,)))
@@ -452,20 +452,20 @@ def test_passes_that_do_not_fit_are_refused():
         ({"tokens": feed.tokens[:0], "hidden": feed.hidden[:0]}, "some tokens of each slot"),
     ):
         with pytest.raises(OptionError, match=message):
-            told.target.forward_nextn([attrs.evolve(feed, **changes)])
+            told.target.forward_mtp([attrs.evolve(feed, **changes)])
     with pytest.raises(OptionError, match="layer 1 of the layers that predict further tokens, of which this target has 1"):
-        told.target.forward_nextn([feed], 1)
+        told.target.forward_mtp([feed], 1)
     with pytest.raises(OptionError, match="some tokens of each slot, once"):
-        told.target.forward_nextn([feed, feed])
+        told.target.forward_mtp([feed, feed])
     with pytest.raises(OptionError, match="2 more passes, expected one row of each slot"):
-        told.target.forward_nextn([attrs.evolve(feed, n_rows=0)], n_more=2)
+        told.target.forward_mtp([attrs.evolve(feed, n_rows=0)], n_more=2)
 
 
 def test_it_is_offered_and_drafts_on_the_tiny_model():
     assert augury_drafters() == [DraftMtp]
     registry = registry_with_toys()
     with Engine.load(TINY_TARGET, backend="toy", spec_type="draft-mtp", n_ctx=64, registry=registry) as engine:
-        assert engine.info.nextn_features == ("output",)
+        assert engine.info.mtp_features == ("output",)
 
 
 # An assistant, which attends to what the target keeps
@@ -477,7 +477,7 @@ def test_an_assistant_does_nothing_for_a_prompt_and_keeps_nothing():
     told.tell(text[:70])
     told.runner.begin(0, text[:71])
     assert not told.passes
-    assert not told.target.nextn_keeps
+    assert not told.target.mtp_keeps
     told.draft(text[:71], 3)
     assert told.passes == [(0, 1)] * 3
     assert told.context.spec.n_bytes_per_position == plain_spec(ASSISTANT).n_bytes_per_position
@@ -574,4 +574,4 @@ def test_an_assistant_that_does_not_fit_is_refused():
         ((local, assistant), "expected a local and a wide one at the model's end"),
     ):
         with pytest.raises(ModelFileError, match=message):
-            plan_of(with_nextn(*files), REGISTRY)
+            plan_of(with_mtp(*files), REGISTRY)

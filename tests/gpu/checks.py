@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 from oracles.cuda_latents import error_of_latents
 from oracles.cuda_products import ExpertProducts, PassedLogits, Product
-from oracles.drafts import DRAFTS, NEXTN
+from oracles.drafts import DRAFTS, MTP
 from oracles.models import ORACLES, expected, nmse, tiny_file
 from support.head_rig import rounds
 
@@ -176,7 +176,7 @@ def architectures():
 def heads():
     """Tiny heads, and layers that predict further tokens: they draft what llama.cpp does, round by round."""
     n_drafts, errors, wrong = 0, {}, []
-    for name in (*DRAFTS, *NEXTN):
+    for name in (*DRAFTS, *MTP):
         try:
             for i, (found, right, error) in enumerate(rounds(name, "numba-cuda")):
                 n_drafts, errors[name] = n_drafts + 1, max(error, errors.get(name, 0.0))

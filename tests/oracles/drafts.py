@@ -1,8 +1,8 @@
 """Tiny models that draft for others, with random weights, and what llama.cpp drafts with them, round by round.
 
-`DRAFTS` are their names, `NEXTN` those of models that draft for themselves, one of them with an assistant; `draft_file(NAME)`
+`DRAFTS` are their names, `MTP` those of models that draft for themselves, one of them with an assistant; `draft_file(NAME)`
 is the path of its GGUF file, written once per test run, `target_of(NAME)` the name of the model of `models.ORACLES` that it
-drafts for, and `runs(NAME)` what llama.cpp did. `nextn_file(NAME)` opens one of `NEXTN`.
+drafts for, and `runs(NAME)` what llama.cpp did. `mtp_file(NAME)` opens one of `MTP`.
 
 The data is in `tests/data/drafts`, whose README says what it means.
 """
@@ -27,11 +27,11 @@ from augury import Registry
 from augury.files.gguf import ModelFile
 from augury.files.gguf_writer import gguf_file
 from augury.files.header import read_header
-from augury.files.nextn_file import n_nextn_of, with_nextn
+from augury.files.mtp_file import n_mtp_of, with_mtp
 from augury.loader import plan_of
 
 DATA = Path(__file__).parent.parent / "data" / "drafts"
-NEXTN = tuple(sorted(path.stem for path in DATA.glob("mtp-*.head")))
+MTP = tuple(sorted(path.stem for path in DATA.glob("mtp-*.head")))
 QUIET = {  # what layers add to the residual stream, by the ends of its tensors' names, and how much of it is left
     "attn_output.bias": 0.1,
     "attn_output.weight": 0.1,
@@ -48,7 +48,7 @@ QUIET = {  # what layers add to the residual stream, by the ends of its tensors'
 _TALK = 26.0  # how much more such layers say
 _SURENESS = 4.0  # factor of the logits: of a token that is drawn the likeliest one is often right
 HEADS = ("draft-eagle3", "draft-dflash", "draft-dspark")  # kinds of drafters
-DRAFTS = tuple(sorted({path.stem for path in DATA.glob("*.head")} - set(NEXTN)))
+DRAFTS = tuple(sorted({path.stem for path in DATA.glob("*.head")} - set(MTP)))
 
 
 @attrs.frozen(eq=False)
@@ -68,10 +68,10 @@ def draft_file(name: str) -> Path:
     return models.written(name, functools.partial(models.write_from_head, DATA / f"{name}.head"))
 
 
-def nextn_file(name: str) -> ModelFile:
-    """A model of `NEXTN`, opened: the target of an assistant with that, or the file itself."""
+def mtp_file(name: str) -> ModelFile:
+    """A model of `MTP`, opened: the target of an assistant with that, or the file itself."""
     file, target = ModelFile.open(draft_file(name)), target_of(name)
-    return file if target == name else with_nextn(models.tiny_file(target), file)
+    return file if target == name else with_mtp(models.tiny_file(target), file)
 
 
 def error(name: str, logits: Sequence[np.ndarray], right: np.ndarray) -> float:
@@ -114,7 +114,7 @@ def copying_head(name: str, kind: str = "draft-eagle3") -> Path | None:
 
 @functools.cache
 def agreeing(name: str, target: str = "") -> Path:
-    """A model of `NEXTN` whose layers say little, and whose layer for further tokens is often right, often wrong.
+    """A model of `MTP` whose layers say little, and whose layer for further tokens is often right, often wrong.
 
     With `target` it is another model for the same assistant.
     """
@@ -197,18 +197,18 @@ def _changed(source: Path, change: Callable[..., np.ndarray | None], how: str = 
 
 @functools.cache
 def parted(path: Path) -> tuple[Path, Path]:
-    """Two files of a model of `NEXTN`: without its layers that predict further tokens, and of these alone."""
+    """Two files of a model of `MTP`: without its layers that predict further tokens, and of these alone."""
     with ModelFile.open(path) as file:
-        n, n_nextn = n_nextn_of(file)
+        n, n_mtp = n_mtp_of(file)
         numbers = {name: int(name.split(".")[1]) if name.startswith("blk.") else None for name in file.tensors}
         of_model = {name for name, number in numbers.items() if number is None or number < n}
         alone = {name for name, number in numbers.items() if number is None or number >= n}
         own = {"block_count": n, "nextn_predict_layers": 0}
-        own |= {key: value[:n] for key, value in file.metadata.items() if np.shape(value) == (n + n_nextn,)}
+        own |= {key: value[:n] for key, value in file.metadata.items() if np.shape(value) == (n + n_mtp,)}
         own = {key if "." in key else f"{file.architecture}.{key}": value for key, value in own.items()}
         return tuple(
             models.written(f"{path.stem}-{kind}", functools.partial(_write, file, names, changes))
-            for kind, names, changes in (("model", of_model, own), ("nextn", alone, {}))
+            for kind, names, changes in (("model", of_model, own), ("mtp", alone, {}))
         )
 
 

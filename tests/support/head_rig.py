@@ -4,7 +4,7 @@ import itertools
 
 import attrs
 import numpy as np
-from oracles.drafts import NEXTN, draft_file, nextn_file, runs, target_of
+from oracles.drafts import MTP, draft_file, mtp_file, runs, target_of
 from oracles.models import nmse, tiny_model
 from support.toys import as_history
 
@@ -12,7 +12,7 @@ from augury import Registry
 from augury.batch import Batch
 from augury.drafters.model.draft_runner import DraftRequest
 from augury.drafters.model.load_options import LoadOptions
-from augury.drafters.model.nextn_runner import NextnRunner
+from augury.drafters.model.mtp_runner import MtpRunner
 from augury.engine.context import EngineTarget
 from augury.engine.session import EngineSession
 from augury.files.gguf import ModelFile
@@ -82,24 +82,24 @@ class Told:
     def __init__(self, name, backend="numba-cpu", *, n_slots=1, change=None, cache_type="f32", target=None):
         self.loader = Loader(REGISTRY, make_backend(REGISTRY, backend), Progress())
         path = draft_file(name)
-        self.loader._files[str(path)] = nextn_file(name) if change is None else change(nextn_file(name))
+        self.loader._files[str(path)] = mtp_file(name) if change is None else change(mtp_file(name))
         options = ModelOptions(n_slots, N_CTX, 1, cache_type, cache_type, 8)
-        self.context = self.loader.load(path, options, purpose="target", wants_nextn=True)
-        if target is not None and self.context.info.nextn_keeps:
-            file, of_nextn = self.loader.open(path), self.context.model.forward
+        self.context = self.loader.load(path, options, purpose="target", wants_mtp=True)
+        if target is not None and self.context.info.mtp_keeps:
+            file, of_mtp = self.loader.open(path), self.context.model.forward
             of_hidden = make_backend(REGISTRY, target).load(file, plan_of(file, REGISTRY), options, Progress()).forward
-            self.context.model.forward = lambda batch: (of_hidden if batch.hidden is None else of_nextn)(batch)
+            self.context.model.forward = lambda batch: (of_hidden if batch.hidden is None else of_mtp)(batch)
         self.target = EngineTarget(self.context)
-        self.runner = NextnRunner(self.target, N_CTX, n_vocab=N_VOCAB, n_first=0)
+        self.runner = MtpRunner(self.target, N_CTX, n_vocab=N_VOCAB, n_first=0)
         self.passes = []  # through the layers that predict further tokens: which, and over how many tokens
-        forward = self.target.forward_nextn
+        forward = self.target.forward_mtp
 
         def counted(feeds, layer=0, vocabulary=None, n_more=0):
             self.passes.append((layer, sum(len(feed.tokens) for feed in feeds)))
             self.passed = forward(feeds, layer, vocabulary, n_more)
             return self.passed
 
-        self.target.forward_nextn = counted
+        self.target.forward_mtp = counted
 
     def open(self, slot=0):
         assert self.context.open(np.zeros(1, np.int32), may_reuse=False, slot=slot).slot == slot
@@ -109,7 +109,7 @@ class Told:
         start = N_CTX - self.context.room(slot)
         tokens, path = np.array(tokens, np.int32), list(range(n_accepted))
         feed = self.context.feed(slot, tokens, 0, Draft(np.array(draft, np.int32)) if len(draft) else None)
-        name = self.target.nextn_features[0]
+        name = self.target.mtp_features[0]
         hidden = self.context.forward([feed], (name,)).features(name).copy()
         self.context.commit(feed, path)
         kept = np.concatenate([tokens, np.array(draft, np.int32)[path]])
@@ -117,8 +117,8 @@ class Told:
 
     def features_of(self, text):
         """The hidden states of a text that are fed."""
-        passed = self.context.model.forward(Batch.chain(text, features=self.target.nextn_features[:1]))
-        return {name: passed.features(name).copy() for name in self.target.nextn_features[:1]}
+        passed = self.context.model.forward(Batch.chain(text, features=self.target.mtp_features[:1]))
+        return {name: passed.features(name).copy() for name in self.target.mtp_features[:1]}
 
     def request(self, text, k, slot=0, **more):
         return DraftRequest(slot, np.array(text, np.int32), k, 0.0, **more)
@@ -152,7 +152,7 @@ def rounds(name, backend, wanted=slice(None), target=None):
     run = runs(name)[-1]
     logits = None if run.logits is None else run.logits[wanted]
     run = attrs.evolve(run, last=run.last[wanted], drafts=run.drafts[wanted], logits=logits)
-    if name not in NEXTN:
+    if name not in MTP:
         fed = run.last[-1]
         drafted = Rig(name, backend, loaded=HALVES, n=fed, target=target).replayed(run)
         for i, (found, of_floats) in enumerate(zip(drafted, run.drafts.tolist(), strict=True)):

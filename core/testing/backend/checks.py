@@ -97,17 +97,17 @@ def stages(subject: BackendSubject) -> None:
             subject.same(contract.FEATURES, model.forward(batch).rows(), logits, f"from layer {cut} on, given hidden states")
 
 
-def nextn(subject: BackendSubject) -> None:
+def mtp(subject: BackendSubject) -> None:
     """A layer that predicts further tokens is the reference's, and its drafts leave no trace."""
-    if not subject.backend.computes_nextn:
+    if not subject.backend.computes_mtp:
         return
     tokens, n, cut, given = _tokens(24), N_LAYERS, 15, ("output",)
     with (
-        closing(subject.load("Q8_0", has_nextn=True)) as model,
-        closing(subject.load("Q8_0", has_nextn=True, is_reference=True)) as oracle,
+        closing(subject.load("Q8_0", has_mtp=True)) as model,
+        closing(subject.load("Q8_0", has_mtp=True, is_reference=True)) as oracle,
     ):
-        if model.info.nextn_features != given:
-            raise contract.NEXTN.broken(subject.backend.name, f"given {model.info.nextn_features}, expected {given}")
+        if model.info.mtp_features != given:
+            raise contract.MTP.broken(subject.backend.name, f"given {model.info.mtp_features}, expected {given}")
         features = oracle.forward(Batch.chain(tokens, features=given)).features("output")
         hidden = np.concatenate([np.zeros_like(features[:1]), features])
 
@@ -117,16 +117,16 @@ def nextn(subject: BackendSubject) -> None:
 
         passed, right = (each.forward(batch_of(tokens)) for each in (model, oracle))
         whole = passed.rows().copy()
-        subject.near(contract.NEXTN, whole, right.rows(), "logits")
-        subject.near(contract.NEXTN, passed.features("output"), right.features("output"), "what is given on")
+        subject.near(contract.MTP, whole, right.rows(), "logits")
+        subject.near(contract.MTP, passed.features("output"), right.features("output"), "what is given on")
         plain = model.forward(Batch.chain(tokens)).rows().copy()
         model.forward(batch_of(tokens, slot=1))
         model.forward(batch_of(_tokens(6, seed=3), cut))  # a draft
         last = model.forward(Batch.chain(tokens[-1:], start=len(tokens) - 1)).rows()
-        subject.same(contract.NEXTN, last, plain[-1:], "of the model after a draft of such a layer")
+        subject.same(contract.MTP, last, plain[-1:], "of the model after a draft of such a layer")
         wanted = np.arange(40, dtype=np.int32)
         found = model.forward(batch_of(tokens[cut:], cut, vocabulary=wanted)).rows()[:, wanted]
-        subject.same(contract.NEXTN, found, whole[cut:, wanted], "of some tokens, after a draft")
+        subject.same(contract.MTP, found, whole[cut:, wanted], "of some tokens, after a draft")
 
 
 def undo(subject: BackendSubject) -> None:
@@ -347,7 +347,7 @@ BACKEND_CHECKS = (
     Check("gives the reference's logits", near_reference),
     Check("computes a token the same way in any company", row_invariance),
     Check("computes its layers in parts, and tells of them", stages),
-    Check("computes a layer that predicts further tokens", nextn),
+    Check("computes a layer that predicts further tokens", mtp),
     Check("forgets what is stored again", undo),
     Check("computes trees as chains, and moves states", trees),
     Check("computes what it chooses itself as what it is given", chains),

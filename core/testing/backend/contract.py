@@ -26,9 +26,9 @@ FEATURES = Contract(
     "Features are the reference's, a token's depend on its text alone, and a pass from hidden states on is the whole pass.",
     "augury.interfaces.Model.features",
 )
-NEXTN = Contract(
+MTP = Contract(
     "A layer that predicts further tokens gives what the reference's gives, and its drafts leave no trace.",
-    "augury.passes.Target.forward_nextn",
+    "augury.passes.Target.forward_mtp",
 )
 HANDLE = Contract("A forward returns a Pass, whose methods agree with its rows.", "augury.passes.Pass")
 VOCABULARY = Contract(

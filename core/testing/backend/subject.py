@@ -43,7 +43,7 @@ class BackendSubject:
         *,
         is_reference: bool = False,
         output_norm: float = 1.0,
-        has_nextn: bool = False,
+        has_mtp: bool = False,
         **given: Any,
     ) -> Model:
         """A tiny model on it, or on the reference backend."""
@@ -55,8 +55,8 @@ class BackendSubject:
                 path,
                 weight_type=weight_type,
                 output_norm=output_norm,
-                has_nextn=has_nextn,
-                tensors=_MIXING if has_nextn else {},
+                has_mtp=has_mtp,
+                tensors=_MIXING if has_mtp else {},
             )
             file = ModelFile.open(path)
             try:

@@ -219,7 +219,7 @@ class DrivenLoop:
         options = subject.options(**values)
         self._loader = Loader(subject.registry, make_backend(subject.registry, "toy"), Progress())
         load_options = ModelOptions(n_slots=n_slots, n_ctx=_N_CTX, threads=1)
-        context = self._loader.load(TINY_TARGET, load_options, purpose="target", wants_nextn=subject.drafter.uses_nextn)
+        context = self._loader.load(TINY_TARGET, load_options, purpose="target", wants_mtp=subject.drafter.uses_mtp)
         context.is_asynchronous = is_ahead
         target, tokenizer = EngineTarget(context), self._loader.load_tokenizer(TINY_TARGET)
         self._n_vocab = context.info.n_vocab

@@ -18,7 +18,7 @@ from augury.cli import (
     align_rows,
     counts,
     drafter_of_model,
-    drafter_of_nextn,
+    drafter_of_mtp,
     drafter_options,
     leave_out_unused,
     names_in_use,
@@ -117,7 +117,7 @@ def _candidates(args: argparse.Namespace, progress: Progress) -> list[Candidate]
     owner = args.model_draft and (
         drafter_of_model(args.registry, args.model_draft, progress) or drafter_of_model(args.registry)
     )
-    with_model = [text.format(each) for each in (owner, drafter_of_nextn(args)) if each for text in _CHAINS_WITH_MODEL]
+    with_model = [text.format(each) for each in (owner, drafter_of_mtp(args)) if each for text in _CHAINS_WITH_MODEL]
     texts += [text for text in with_model if _are_installed(text, args.registry)]
     texts += [f"self-spec:mode=layers,layers={n}" for n in args.layers]
     own = argparse.Namespace(**{**vars(args), "drafter_general": ()})  # general flags stand in the line by themselves

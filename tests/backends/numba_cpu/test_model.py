@@ -9,7 +9,7 @@ import attrs
 import gguf
 import numpy as np
 import pytest
-from oracles.drafts import NEXTN, draft_file, target_of
+from oracles.drafts import MTP, draft_file, target_of
 from oracles.models import FLOAT_NAMES, NAMES, QUANTISED_NAMES, expected, nmse, tiny_file, tiny_model
 from oracles.passes import joined, run_of
 
@@ -354,8 +354,8 @@ def test_all_kernels_of_a_heads_prompts_and_rounds_are_loaded_with_it(name, monk
     prepare, record_of = weights.prepare, tape.record_of
     monkeypatch.setattr(weights, "prepare", lambda kernels, told: loaded.update(kernels) or prepare(kernels, told))
     monkeypatch.setattr(tape, "record_of", lambda kernel, **fields: used.add(kernel) or record_of(kernel, **fields))
-    head = {} if name in NEXTN else {"draft_model": draft_file(name)}
-    target = draft_file(name) if name in NEXTN else tiny_model(target_of(name))
+    head = {} if name in MTP else {"draft_model": draft_file(name)}
+    target = draft_file(name) if name in MTP else tiny_model(target_of(name))
     with Engine.load(target, backend="numba-cpu", threads=1, n_ctx=512, spec_fixed=True, **head) as engine:
         stats = engine.generate(list(range(1, 100)) * 3, max_tokens=20, temperature=0.0).stats
     assert stats.n_drafted > 0

@@ -25,7 +25,7 @@ LATENT = {key: kernel for key, kernel in checks.ATTEND_LATENT.items() if key[0] 
 ON_CPU = {  # computed by numba-cpu, since results are to be right
     "near_other_backends": {"TINY": LEAST},
     "architectures": {"ORACLES": ("gemma3-dense", "deltanet-dense"), "ATTEND": [("f16", "f16"), ("q8_0", "q8_0")]},
-    "heads": {"DRAFTS": ("eagle3-qwen35-hybrid",), "NEXTN": ("mtp-qwen35",)},  # where halves decide between two tokens
+    "heads": {"DRAFTS": ("eagle3-qwen35-hybrid",), "MTP": ("mtp-qwen35",)},  # where halves decide between two tokens
     "speculation": {"TINY": LEAST, "N_SPECULATED": 500},
 }
 IDLE = {  # on a GPU that launches no kernel, so that all is 0

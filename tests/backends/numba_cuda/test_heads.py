@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
-from oracles.drafts import DRAFTS, NEXTN, draft_file, runs, target_of
+from oracles.drafts import DRAFTS, MTP, draft_file, runs, target_of
 from oracles.models import tiny_file, tiny_model
-from oracles.passes import hidden_states, joined, nextn
+from oracles.passes import hidden_states, joined, mtp
 from support.head_rig import HALVES, REGISTRY, rounds
 
 from augury import Engine
@@ -28,7 +28,7 @@ N_TOKENS = 20  # which tensor cores multiply
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", [*DRAFTS, *NEXTN])
+@pytest.mark.parametrize("name", [*DRAFTS, *MTP])
 def test_first_drafts_are_those_of_llama_cpp(name):
     for found, right, error in rounds(name, "numba-cuda", ROUNDS, target="reference"):
         assert found == right
@@ -38,7 +38,7 @@ def test_first_drafts_are_those_of_llama_cpp(name):
 def quantised(name):
     """A tiny model that drafts, and its plan, with matrices of bytes."""
     file = ModelFile.open(draft_file(name))
-    if name not in NEXTN:
+    if name not in MTP:
         file.borrow_from(tiny_file(target_of(name)))
     plan = plan_of(file, REGISTRY)
     own = {part.weight for part in plan.parts() if isinstance(part, Linear)} & file.tensors.keys()
@@ -57,11 +57,11 @@ def loaded(name):
 @pytest.mark.parametrize("name", ["eagle3-llama", "mtp-deepseek4"])
 def test_a_token_has_the_same_bits_in_any_company(name):
     model, n, rng = loaded(name), N_TOKENS, np.random.default_rng(2)
-    n_layers, is_nextn = model.info.n_layers, name in NEXTN
-    given = model.features[model.info.nextn_features[0]] if is_nextn else model.info.n_embd
+    n_layers, is_mtp = model.info.n_layers, name in MTP
+    given = model.features[model.info.mtp_features[0]] if is_mtp else model.info.n_embd
     hidden, tokens = rng.normal(size=(n, given)).astype(np.float32), rng.integers(0, 128, n)
-    layer = n_layers if is_nextn else n_layers - 1
-    params = {"layers": (layer, layer + 1)} if is_nextn else {}
+    layer = n_layers if is_mtp else n_layers - 1
+    params = {"layers": (layer, layer + 1)} if is_mtp else {}
 
     def computed(*spans):
         parts = [Batch.chain(tokens[a:b], start=a, slot=slot, hidden=hidden[a:b]) for slot, a, b in spans]
@@ -87,7 +87,7 @@ def test_the_last_stage_predicts_further_tokens(name):
         device = StagedBackend(stages) if ends else stages[0].backend
         model = device.load(file, plan, attrs.evolve(HALVES, threads=1), Progress())
         hidden = hidden_states(model, text)
-        found.append([hidden, *nextn(model, text, 0, hidden[:4]), *nextn(model, text[:1], 4, hidden[4:])])
+        found.append([hidden, *mtp(model, text, 0, hidden[:4]), *mtp(model, text[:1], 4, hidden[4:])])
         model.close()
     assert all(map(np.array_equal, *found))
 

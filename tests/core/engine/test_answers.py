@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from oracles.drafts import HEADS, NEXTN, agreeing
+from oracles.drafts import HEADS, MTP, agreeing
 from oracles.models import tiny_model
 from support.drafter_specs import head_specs, target_for
 from support.toys import Gate, toy_engine
@@ -51,7 +51,7 @@ def test_they_are_those_of_separate_requests_and_the_prompt_is_processed_once(mo
 )
 def test_drafters_that_read_hidden_states_take_the_prompt_over_too(name, drafter):
     path, how = (
-        agreeing(name) if name in NEXTN else target_for(drafter, name),
+        agreeing(name) if name in MTP else target_for(drafter, name),
         {"backend": "numba-cpu", "threads": 1, "n_ctx": 160},
     )
     spec, found = head_specs(name)[drafter] if drafter in HEADS else drafter, []

@@ -18,7 +18,7 @@ from augury.testing.tiny_model import N_LAYERS
 from augury.types import ModelOptions
 
 
-def is_nextn(batch):
+def is_mtp(batch):
     return batch.layers == (N_LAYERS, N_LAYERS + 1)
 
 
@@ -30,7 +30,7 @@ class Altered(Model):
         self.info, self.state_spec, self.features = model.info, model.state_spec, model.features
 
     def forward(self, batch):
-        if "spills" in self.wrong and is_nextn(batch):
+        if "spills" in self.wrong and is_mtp(batch):
             self.model.forward(Batch.chain(batch.tokens, start=int(batch.positions[0])))
         changed = self.wrong.get("batch", lambda batch, n_ctx: batch)(batch, self.state_spec.n_ctx)
         passed = self.model.forward(changed)
@@ -61,7 +61,7 @@ class Altered(Model):
 def backend_with(**wrong):
     class Mutant(Backend):
         name = "mutant"
-        computes_nextn = True
+        computes_mtp = True
 
         def state_spec(self, plan, options):
             if wrong.get("cache_types") and options.cache_type_k not in ("f16", "f32"):
@@ -149,9 +149,9 @@ MUTANTS = {
     "embedding beside another slot": {"features": with_company("embedding")},
     "layer.0 beside another slot": {"features": with_company("layer.0")},
     "from layer 1 on, given hidden states": {"rows": lambda rows, batch, _: rows if batch.hidden is None else -rows},
-    "logits: error": {"rows": lambda rows, batch, _: rows * np.float32(1.1) if is_nextn(batch) else rows},
+    "logits: error": {"rows": lambda rows, batch, _: rows * np.float32(1.1) if is_mtp(batch) else rows},
     "what is given on: error": {
-        "features": lambda features, batch: with_error("output")(features, batch) if is_nextn(batch) else features
+        "features": lambda features, batch: with_error("output")(features, batch) if is_mtp(batch) else features
     },
     "of some tokens, after a draft": {"rows": lambda rows, batch, _: rows if batch.vocabulary is None else -rows},
     "of the model after a draft of such a layer": {"spills": True},

@@ -12,7 +12,7 @@ from augury.slot_states import SlotStates
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so that it has an inverse; the bits of the golden ratio are well mixed
 
 
-class NextnStates(SlotStates):
+class MtpStates(SlotStates):
     """The states of a model's slots, with a mark for each position of such a layer: the digest of the text up to it.
 
     Marks are copied, saved and restored with the rest. So a layer's states are known by the text of which they were computed,
@@ -22,7 +22,7 @@ class NextnStates(SlotStates):
     def __init__(self, model: Model) -> None:
         self.info, self.options, self.state_spec, self._model = model.info, model.options, model.state_spec, model
         self._given = 0, 0  # the slot and positions of the last `slot_memory`
-        spec, n_layers = model.state_spec, len(model.info.nextn_features)
+        spec, n_layers = model.state_spec, len(model.info.mtp_features)
         self._marks = np.zeros((n_layers, spec.n_slots, spec.n_ctx), np.uint64)
         factors = np.full(spec.n_ctx, _FACTOR, np.uint64)
         self._powers = np.multiply.accumulate(factors)

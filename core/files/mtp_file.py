@@ -17,22 +17,22 @@ from augury.files.gguf import ModelFile, Tensor
 _OF_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
-def n_nextn_of(file: ModelFile) -> tuple[int, int]:
+def n_mtp_of(file: ModelFile) -> tuple[int, int]:
     """How many layers a file states, without those that predict further tokens, and how many of these."""
-    n_stored, n_nextn = (file.get(f"{file.architecture}.{key}", int, 0) for key in ("block_count", "nextn_predict_layers"))
-    return n_stored - n_nextn, n_nextn
+    n_stored, n_mtp = (file.get(f"{file.architecture}.{key}", int, 0) for key in ("block_count", "nextn_predict_layers"))
+    return n_stored - n_mtp, n_mtp
 
 
-def is_nextn_alone(file: ModelFile) -> bool:
+def is_mtp_alone(file: ModelFile) -> bool:
     """Whether a file has layers that predict further tokens, and no others of the model.
 
     Source: llama.cpp, whose converter writes such files with `--mtp`.
     """
-    first, n_nextn = n_nextn_of(file)
-    return n_nextn > 0 and all(number >= first for number in _numbers(file.tensors))
+    first, n_mtp = n_mtp_of(file)
+    return n_mtp > 0 and all(number >= first for number in _numbers(file.tensors))
 
 
-def with_nextn(file: ModelFile, more: ModelFile) -> ModelFile:
+def with_mtp(file: ModelFile, more: ModelFile) -> ModelFile:
     """A model with the layers that predict further tokens of a file that has them alone, in place of its own.
 
     They share the model's embedding and output. Copies of these in the file are not read. An assistant brings its
@@ -41,7 +41,7 @@ def with_nextn(file: ModelFile, more: ModelFile) -> ModelFile:
     Raises:
         ModelFileError: The layers are those of a model of another architecture, or with another number of layers.
     """
-    (n, _), (first, n_nextn) = n_nextn_of(file), n_nextn_of(more)
+    (n, _), (first, n_mtp) = n_mtp_of(file), n_mtp_of(more)
     if (kind := more.architecture) == _assistant_of(file.architecture):
         own = {key: value for key, value in more.metadata.items() if key.startswith(f"{kind}.")}
         own[f"{kind}.nextn_predict_layers"] = 0  # as a model of its own
@@ -57,8 +57,8 @@ def with_nextn(file: ModelFile, more: ModelFile) -> ModelFile:
         )
     of_model = {name: tensor for name, tensor in file.tensors.items() if max(_numbers([name]), default=0) < n}
     added = {name: tensor for name, tensor in more.tensors.items() if _numbers([name])}
-    keys = {f"{file.architecture}.block_count": n + n_nextn, f"{file.architecture}.nextn_predict_layers": n_nextn}
-    return _joined(file, more, {**_by_layer(file, more, n, n + n_nextn), **keys}, of_model, added)
+    keys = {f"{file.architecture}.block_count": n + n_mtp, f"{file.architecture}.nextn_predict_layers": n_mtp}
+    return _joined(file, more, {**_by_layer(file, more, n, n + n_mtp), **keys}, of_model, added)
 
 
 def _assistant_of(architecture: str) -> str:
