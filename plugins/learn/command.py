@@ -90,15 +90,17 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 
 def _run(args: argparse.Namespace) -> int:
-    prompts, params = _checked_prompts(args), {**_DEFAULTS, **request_params(args)}
-    with ProgressDisplay() as progress:
-        path = resolve(args.model, args.registry, progress)
+    _check_flags(args)
+    params = {**_DEFAULTS, **request_params(args)}
     with ExitStack() as stack:
+        recorded = stack.enter_context(Recorded(args.output.with_name(f"{args.output.name}.learn")))
+        prompts = read_texts(args.file) if args.file else read_prompts(args.prompts)
+        with ProgressDisplay() as progress:
+            path = resolve(args.model, args.registry, progress)
         file = stack.enter_context(ModelFile.open(path, overrides_of(args)))
         plan = plan_of(file, args.registry)
         sizes = HeadSizes.for_target(plan, str(args.model), args.draft_vocabulary)
         _check_memory(sizes)
-        folder = args.output.with_name(f"{args.output.name}.learn")
         n_kept = args.disk * 10**9
         setup = {
             "model": file.digest,
@@ -110,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
             "disk": args.disk,
             "n_ctx": args.ctx_size,
         }
-        recorded = stack.enter_context(Recorded(folder, sizes, setup))
+        recorded.take_up(sizes, setup)
         if recorded.is_fresh:
             n_answer = (params["max_tokens"] or -1) if args.prompts else 0
             n_tokens = most_tokens(prompts, n_answer) if n_answer >= 0 else n_kept
@@ -126,15 +128,14 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checked_prompts(args: argparse.Namespace) -> list[Prompt]:
-    """The texts or prompts that the flags name; see beforehand that nothing else is amiss."""
+def _check_flags(args: argparse.Namespace) -> None:
+    """See that flags fit together, and that the head may be written."""
     if bool(args.file) == (args.prompts is not None):
         found = "both" if args.file else "neither"
         raise OptionError(f"{found} of -f and --prompts; give texts with -f, or prompts for the model to answer with --prompts")
     if find_spec("jax") is None:
         raise UnsupportedError("learning needs jax, which is not installed; the extra has it: pip install 'augury[learn]'")
     _check_output(args.output)
-    return read_texts(args.file) if args.file else read_prompts(args.prompts)
 
 
 def _check_output(path: Path) -> None:

@@ -17,48 +17,47 @@ import numpy as np
 
 from augury.errors import AuguryError, CapacityError
 from augury.files.atomic_file import AtomicFile, write_atomically
+from augury.files.checksum import checksum
 from augury.log import get_logger
 from augury.plugins.learn.head import HeadSizes
 
 _SETUP = "setup.json"
+_N_CHECKSUM = 16  # bytes after an array, which numpy leaves alone
 _MAX = float(np.finfo(np.float16).max)
 
 
 class Recorded:
     """The folder of one training, which is made when something is to be kept, in a `with` statement: no other run may have it.
 
+    `take_up` comes before all else.
+
     Attributes:
         folder: Which.
         sizes: The sizes of the head; they determine the recorded features.
     """
 
-    def __init__(self, folder: Path, sizes: HeadSizes, setup: Mapping[str, Any]) -> None:
+    sizes: HeadSizes
+
+    def __init__(self, folder: Path) -> None:
         """Do nothing yet.
 
         Args:
             folder: Beside the head.
-            sizes: The sizes of the head.
-            setup: All that the training depends on, as JSON.
         """
-        self.folder, self.sizes, self._setup = folder, sizes, json.dumps(setup, sort_keys=True)
+        self.folder = folder
         self._lock = AtomicFile(folder, waits=False)  # whose part is beside the folder; it is never published
 
     def __enter__(self) -> Self:
-        """Take the folder up, where there is one.
+        """Keep other runs out.
 
         Raises:
-            AuguryError: Another run has it, it holds another training, or it is no folder.
+            AuguryError: One has the folder.
         """
         try:
             self._lock.__enter__()
         except BlockingIOError:
             message = "another augury learn is writing this head; wait until it has ended, or name another file with -o"
             raise AuguryError(f"{self.folder}: {message}") from None
-        try:
-            self._check()
-        except BaseException:
-            self._lock.__exit__(None, None, None)
-            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -69,7 +68,17 @@ class Recorded:
         """Whether nothing is kept yet; a file that a killed run had begun is nothing."""
         return not self.folder.exists() or all(path.name.startswith(".") for path in self.folder.iterdir())
 
-    def _check(self) -> None:
+    def take_up(self, sizes: HeadSizes, setup: Mapping[str, Any]) -> None:
+        """Take up what is in the folder, where there is one.
+
+        Args:
+            sizes: The sizes of the head.
+            setup: All that the training depends on, as JSON.
+
+        Raises:
+            AuguryError: It holds another training, or is no folder.
+        """
+        self.sizes, self._setup = sizes, json.dumps(setup, sort_keys=True)
         if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
             raise AuguryError(
                 f"{self.folder} is no folder, but stands where one is needed; remove it, or name another file with -o"
@@ -112,9 +121,13 @@ class Recorded:
         path, shape = self._features(number), (n, self.sizes.n_embd * (len(self.sizes.layers) + 1))
         try:
             found = np.load(path, mmap_mode="r")
-            if found.shape == shape and found.dtype == np.float16:
-                return True
-            _warn(path, f"it holds {found.shape} {found.dtype}, expected {shape} float16")
+            if found.shape != shape or found.dtype != np.float16:
+                _warn(path, f"it holds {found.shape} {found.dtype}, expected {shape} float16")
+                return False
+            with path.open("rb") as file:
+                if checksum(file, path.stat().st_size - _N_CHECKSUM) == file.read():
+                    return True
+            _warn(path, "its checksum is another")
         except FileNotFoundError:
             pass
         except Exception as error:  # noqa: BLE001 - a damaged header raises anything
@@ -128,6 +141,11 @@ class Recorded:
         means = [values.reshape(len(values), -1, n_embd).mean(axis=1) for values in columns]
         with AtomicFile(self._place(self._features(number).name)) as out:
             np.save(out.file, np.clip(np.hstack(means), -_MAX, _MAX).astype(np.float16))
+            n_bytes = out.file.tell()
+            out.file.seek(0)
+            found = checksum(out.file, n_bytes)
+            out.file.seek(n_bytes)
+            out.file.write(found)
             out.publish(is_durable=True)
 
     def window(self, number: int, start: int, n: int) -> np.ndarray:

@@ -242,6 +242,14 @@ def test_a_folder_that_is_no_training_s_is_left_as_it_is(learn, tmp_path):
     assert (tmp_path / "head.gguf.learn" / "mine").read_text() == "text"
 
 
+def test_a_second_run_is_refused_before_texts_and_model_are_read(capsys, tmp_path):
+    head = tmp_path / "head.gguf"
+    words = ["learn", "-m", tmp_path / "none.gguf", "--prompts", tmp_path / "none.jsonl", "-o", head]
+    with Recorded(tmp_path / "head.gguf.learn"):
+        code, _, err = run(capsys, *words)
+    assert (code, "another augury learn is writing this head" in err) == (1, True)
+
+
 @pytest.mark.parametrize("name", ["model.gguf", "prompts.jsonl"])
 def test_no_head_takes_the_place_of_a_model_or_a_text(learn, model, name):
     before = (model / name).read_bytes()
