@@ -28,6 +28,12 @@ from augury.plugins.server import anthropic, health
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import FOREIGN_NAMES, Fields, shown
 from augury.plugins.server.llama_cpp import completion, embedding, infill, props, slots, tokenize
+from augury.plugins.server.ollama import (
+    chat as ollama_chat,
+    embed as ollama_embed,
+    generate as ollama_generate,
+    models as ollama_models,
+)
 from augury.plugins.server.openai import chat, completions, embeddings, models, responses
 from augury.plugins.server.page.routes import add_page
 from augury.plugins.server.server import Server
@@ -36,10 +42,14 @@ from augury.plugins.server.sleep import Sleep
 _ROUTERS = (
     *(anthropic.router, health.router, models.router, chat.router, completions.router, embeddings.router, responses.router),
     *(completion.router, embedding.router, infill.router, props.router, slots.router, tokenize.router),
+    *(ollama_chat.router, ollama_embed.router, ollama_generate.router, ollama_models.router),
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads, like the files below /static/
 _MAX_HEAD = 64 << 10  # bytes; h11 limits one that comes in parts
-_ASLEEP = (*_OPEN, "/props", "/models", "/v1/models", "/metrics")  # which do not wake a server that sleeps
+_ASLEEP = (  # which do not wake a server that sleeps
+    *(*_OPEN, "/props", "/models", "/v1/models", "/metrics"),
+    *("/api/ps", "/api/show", "/api/tags", "/api/version"),
+)
 _ERROR: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _ERRORS: dict[int | str, str] = {"4XX": "What is wrong with the request.", "5XX": "Why there is no answer."}
 _EXPECTED = "Input should be "  # with which pydantic begins

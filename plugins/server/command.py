@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +30,14 @@ from augury.cli import (
     configure_logging,
     flag_of,
     load_engine,
+    overrides_of,
     read_text,
     request_params,
     say,
     warn_of_synthetic,
 )
 from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
+from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.options import option, options_of
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     import uvicorn
 
+    from augury.plugins.server.file_facts import FileFacts
     from augury.plugins.server.server import Server, ServerOptions
 
 _N_SLOTS = 4
@@ -110,7 +113,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser = subparsers.add_parser(
         "serve",
         help="serve a model over HTTP",
-        description="Serve a model over HTTP, to clients of OpenAI, Anthropic and llama.cpp.",
+        description="Serve a model over HTTP, to clients of OpenAI, Anthropic, Ollama and llama.cpp.",
     )
     group = parser.add_argument_group("server")
     for each in options_of(_Flags).values():
@@ -153,7 +156,7 @@ def _run(args: argparse.Namespace) -> int:
             "--collect keeps answers to learn from, but with synthetic acceptance (--spec-synth-rates, --spec-synth-len) they "
             "are not the model's; leave one of the two out"
         )
-    server = Server(options, partial(_load, args, _template_of(args)))
+    server = Server(options, partial(_load, args, _template_of(args)), facts=cache(partial(_facts_of, args)))
     if flags.metrics:
         from augury.plugins.server.metrics import Metrics
 
@@ -183,6 +186,12 @@ def _load(args: argparse.Namespace, template: str | None, progress: Progress) ->
     if template is not None:
         engine.chat_template = ChatTemplate(template, engine.tokenizer, parse_special=args.parse_special)
     return engine
+
+
+def _facts_of(args: argparse.Namespace) -> FileFacts:
+    from augury.plugins.server.file_facts import FileFacts
+
+    return FileFacts.of(resolve(args.model, args.registry, Progress()), overrides_of(args))
 
 
 def _template_of(args: argparse.Namespace) -> str | None:

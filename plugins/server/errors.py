@@ -87,6 +87,8 @@ def error_body(error: RequestError, path: str) -> dict[str, Any]:
     known = status if status in _KINDS else 400 if status < 500 else 500
     openai, llama_cpp, anthropic = _KINDS[known]
     message = str(error.detail)
+    if path.startswith("/api/"):
+        return {"error": message, **error.more}
     if path.startswith("/v1/messages"):
         return {"type": "error", "error": {"type": anthropic, "message": message}}
     if path.startswith("/v1/"):

@@ -1,4 +1,4 @@
-"""Answers as server-sent events.
+"""Answers piece by piece: as server-sent events, or as lines of JSON.
 
 A stream that has nothing to send for long, while a prompt is processed or waits for a slot, sends keep-alives, so that proxies
 and clients do not hang up.
@@ -25,6 +25,8 @@ from augury.plugins.server.server import Server
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """The responses, in the OpenAPI document, of routes that may answer by server-sent events."""
+LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}}}
+"""Those of routes that may answer by lines of JSON."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _PING = format_sse_event(comment="ping")
@@ -36,15 +38,22 @@ def event(data: Any, name: str | None = None) -> bytes:
     return format_sse_event(data_str=data if isinstance(data, str) else _encode(data), event=name)
 
 
+def line(data: Any) -> bytes:
+    """A line of JSON."""
+    return _encode(data).encode() + b"\n"
+
+
 class _EventStream(StreamingResponse):
-    """Server-sent events: those of one round are sent together, which costs as little as one of them does.
+    """Events, or lines: those of one round are sent together, which costs as little as one of them does.
 
     After so many seconds without one there is a keep-alive; 0 or less: never.
     """
 
-    def __init__(self, generation: Generation, events: AsyncIterator[bytes], ping: bytes, interval_s: float) -> None:
+    def __init__(
+        self, generation: Generation, events: AsyncIterator[bytes], media_type: str, ping: bytes, interval_s: float
+    ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # the second is for nginx
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type=media_type, headers=headers)
         self._generation, self._ping, self._interval_s, self._sent_at = generation, ping, interval_s, 0.0
 
     async def stream_response(self, send: Send) -> None:
@@ -99,6 +108,7 @@ async def stream(
     until: Until | None = None,
     ping: bytes = _PING,
     has_progress: bool = False,
+    as_lines: bool = False,
 ) -> StreamingResponse:
     """Answer by server-sent events. An error before the first of them is a status, later an event.
 
@@ -112,19 +122,22 @@ async def stream(
         until: With which token an answer ends before its time.
         ping: The keep-alive.
         has_progress: See `Generation.begin`; always true where the fields ask for it.
+        as_lines: Whether the events are lines of JSON instead, and so are errors; there is no keep-alive, which would be none.
     """
     has_progress |= body.return_progress or body.timings_per_token or body.is_usage_continuous
     generation = await Generation.begin(server, asked, has_progress=has_progress)
     interval_s = server.options.sse_ping_interval if body.sse_ping_interval is None else body.sse_ping_interval
+    media_type, interval_s = ("application/x-ndjson", 0) if as_lines else ("text/event-stream", interval_s)
 
     async def encoded() -> AsyncIterator[bytes]:
         try:
             async for each in events(generation.pieces(until)):
                 yield each
         except (AuguryError, RequestError) as error:
-            yield event(error_body(as_request_error(error), http.url.path), error_event)
+            found = error_body(as_request_error(error), http.url.path)
+            yield line(found) if as_lines else event(found, error_event)
         finally:
             with suppress(RuntimeError):  # the loop has ended
                 generation.cancel()
 
-    return _EventStream(generation, encoded(), ping, interval_s)
+    return _EventStream(generation, encoded(), media_type, ping, interval_s)

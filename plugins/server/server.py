@@ -14,6 +14,7 @@ from starlette.requests import Request
 from augury.cli import ProgressDisplay, say
 from augury.errors import AuguryError
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.file_facts import FileFacts
 from augury.plugins.server.tools import ChatFormat
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Server:
     options: ServerOptions
     load: Callable[[LoadingProgress], Engine]
     progress: LoadingProgress = Factory(LoadingProgress)
+    facts: Callable[[], FileFacts] = FileFacts  # of the model's file
     metrics: Metrics | None = None  # None: nobody counts
     collection: Collection | None = None  # None: no request is kept
     url: str = ""

@@ -15,7 +15,7 @@ from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import answer
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
-from augury.plugins.server.server import Serving
+from augury.plugins.server.server import Server, Serving
 from augury.text.tokenizer import Tokenizer
 
 router = api_router()
@@ -47,14 +47,22 @@ class InfillRequest(CompletionFields):
 @router.post("/infill", responses=STREAMED)
 async def infill(body: InfillRequest, http: Request, server: Serving) -> Any:
     """Fill a gap."""
+    return await answer(body, [await infill_prompt(body, server)], http, server, is_list=body.n_cmpl > 1)
+
+
+async def infill_prompt(body: InfillRequest, server: Server) -> list[int]:
+    """The prompt for a gap, with room for the answer.
+
+    Raises:
+        RequestError: The model cannot fill gaps.
+    """
     tokenizer, n_ctx = server.engine.tokenizer, server.engine.config["n_ctx"]
     limit = server.options.params.get("max_tokens") if body.n_predict is None else body.n_predict
     if tokenizer is None or (missing := [word for name, word in _NEEDED.items() if name not in tokenizer.fim]):
         lacks = "tokenizer" if tokenizer is None else f"token for the {', the '.join(missing)} of a gap"
         raise RequestError(501, f"infill is not supported by this model: it has no {lacks}; use /completion")
     n_answer = n_ctx // _SHARE if limit is None or limit < 0 else limit
-    tokens = await to_thread.run_sync(infill_tokens, body, tokenizer, n_ctx - n_answer)
-    return await answer(body, [tokens], http, server, is_list=body.n_cmpl > 1)
+    return await to_thread.run_sync(infill_tokens, body, tokenizer, n_ctx - n_answer)
 
 
 def infill_tokens(body: InfillRequest, tokenizer: Tokenizer, n_ctx: int) -> list[int]:

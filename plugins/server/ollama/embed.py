@@ -1,0 +1,88 @@
+"""`/api/embed` and, older, `/api/embeddings`: texts as vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from anyio import to_thread
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from augury.plugins.server.errors import RequestError
+from augury.plugins.server.generation import check_texts, embed
+from augury.plugins.server.json_route import api_router, long_answer, pieces_of
+from augury.plugins.server.llama_cpp.prompts import mixed_tokens
+from augury.plugins.server.ollama.fields import Clock, ModelRequest, Options, check_model
+from augury.plugins.server.server import Server, Serving
+
+router = api_router()
+
+
+class EmbedRequest(ModelRequest):
+    """Texts."""
+
+    input: str | list[str]
+    truncate: bool = Field(default=True, description="texts beyond the context are cut, or an error")
+    dimensions: int | None = Field(None, ge=1, description="so many of the first components, scaled to length 1 again")
+    options: Options = Options()
+
+
+class EmbeddingsRequest(ModelRequest):
+    """A text."""
+
+    prompt: str
+    options: Options = Options()
+
+
+@router.post("/api/embed", response_model=dict[str, Any])
+async def embed_texts(body: EmbedRequest, http: Request, server: Serving) -> Response:
+    """Embed texts, as vectors of length 1."""
+    clock, model = Clock(), check_model(server, body.model)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    found, n_tokens = await _embedded(server, http, texts, is_cut=body.truncate, normalize=True)
+    n_embd = server.engine.info.n_embd
+    if body.dimensions is not None and body.dimensions > n_embd:
+        message = f"dimensions is {body.dimensions}, this model's embeddings have {n_embd}"
+        raise RequestError(400, message, param="dimensions")
+    vectors = (_first(each, body.dimensions) for each in found)
+    used = clock.durations() | {"prompt_eval_count": n_tokens}
+    return long_answer(pieces_of({"model": model, "embeddings": vectors, **used}))
+
+
+@router.post("/api/embeddings", response_model=dict[str, Any])
+async def embeddings(body: EmbeddingsRequest, http: Request, server: Serving) -> Response:
+    """Embed a text, as a vector that is not scaled."""
+    check_model(server, body.model)
+    found, _ = await _embedded(server, http, [body.prompt] if body.prompt else [], is_cut=True, normalize=False)
+    return long_answer(pieces_of({"embedding": found[0].tolist() if found else []}))
+
+
+async def _embedded(
+    server: Server, http: Request, texts: list[str], *, is_cut: bool, normalize: bool
+) -> tuple[list[np.ndarray], int]:
+    """The vectors of texts, and how many tokens they have; of no text none."""
+    check_texts(texts)
+    ids = await to_thread.run_sync(lambda: [_tokens(server, each, is_cut=is_cut) for each in texts])
+    pooling = server.options.pooling or server.engine.info.pooling
+    if pooling == "none":
+        message = "no pooling is asked for, by --pooling or the model's file, but answers here have one vector for each text"
+        raise RequestError(400, f"{message}; start the server with --pooling mean, last or cls")
+    found = await embed(server, http, ids, pooling=pooling, normalize=normalize) if ids else []
+    return found, sum(map(len, ids))
+
+
+def _tokens(server: Server, text: str, *, is_cut: bool) -> list[int]:
+    tokenizer, n_ctx = server.engine.tokenizer, server.engine.config["n_ctx"]
+    n_most = None if is_cut else n_ctx
+    found = mixed_tokens(text, tokenizer, add_special=True, parse_special=False, n_most=n_most)
+    return found[:n_ctx] if is_cut else found
+
+
+def _first(vector: np.ndarray, n: int | None) -> list[float]:
+    """The first n components, as a vector of length 1."""
+    part = vector[:n].astype(np.float64)
+    length = np.linalg.norm(part)
+    found: list[float] = (part if n is None or length == 0 else part / length).tolist()
+    return found
