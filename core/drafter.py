@@ -120,7 +120,7 @@ class Drafter(Plugin, ABC):
 
     uses_mtp: ClassVar[bool] = False
     """Whether it drafts with the target's own layers that predict further tokens, by `Target.forward_mtp`. These are loaded
-    if such a drafter is named; with `auto`, such a drafter is one to choose from where the file has them."""
+    if such a drafter, or one that wraps it, is named; with `auto`, it is one to choose from where the file has them."""
 
     def __init__(self, options: Any, session: Session) -> None:
         self.options = options
@@ -130,6 +130,19 @@ class Drafter(Plugin, ABC):
     def scope_of(cls, options: Any) -> Literal["request", "slot", "process"]:  # noqa: ARG003 - for subclasses where it depends
         """The `scope` with these options: by default the same with all."""
         return cls.scope
+
+    @classmethod
+    def wrapped(cls, options: Any) -> str:  # noqa: ARG003 - for subclasses that wrap others
+        """The drafters that it gets from `Session.drafters` with these options, as `--spec-type` names them; by default none.
+
+        What these need is loaded, such as layers that predict further tokens.
+        """
+        return ""
+
+    @classmethod
+    def wrapping(cls, drafters: str) -> Mapping[str, str]:  # noqa: ARG003 - for subclasses that wrap what users name
+        """The options with which it wraps these drafters, for one of them that is given a draft model; by default it cannot."""
+        return {}
 
     @classmethod
     def drafts_with(cls, file: ModelFile) -> bool:  # noqa: ARG003 - for subclasses that can

@@ -161,7 +161,7 @@ def _lack_of_mtp(registry: Registry, file: ModelFile, plan: ModelPlan, device: B
     if not plan.mtp:
         return f"{file.path}: {what} are not supported in architecture {file.architecture!r}; leave draft-mtp out"
     if device.computes_mtp:
-        unasked = f"the {what} were not loaded, as no drafter in use has `uses_mtp`; a drafter that loads this one must set it"
+        unasked = f"the {what} were not loaded, as no drafter in use has `uses_mtp`, or names one that has in `wrapped`"
         return "" if is_wanted else f"{file.path}: {unasked}"
     able = " or ".join(sorted(each.name for each in registry.backends.values() if each.computes_mtp))
     return f"{what} are not computed by backend {device.title}, expected {able or 'another'}; use that, or leave draft-mtp out"

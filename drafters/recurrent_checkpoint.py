@@ -55,6 +55,14 @@ class RecurrentCheckpoint(Drafter):
         self._longest: int | None = None  # None: as long as is allowed
         self._kept = self._replayed = 0.0  # tokens of late, accepted for good and computed again
 
+    @classmethod
+    def wrapped(cls, options: RecurrentCheckpointOptions) -> str:
+        return options.inner
+
+    @classmethod
+    def wrapping(cls, drafters: str) -> Mapping[str, str]:
+        return {"inner": drafters}
+
     def n_held(self, history: np.ndarray) -> int:
         """As many as the most demanding one can do without."""
         return min((each.n_held(history) for each in self._inner), default=len(history))

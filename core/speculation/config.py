@@ -129,10 +129,10 @@ def serving_drafters(registry: Registry, chosen: Iterable[tuple[type[Drafter], M
 
 def uses_mtp(registry: Registry, chosen: Sequence[tuple[type[Drafter], Member]]) -> bool:
     """Whether one of some drafters, or one that it wraps, uses layers of the target that predict further tokens."""
-    inner = [getattr(member.options, "inner", "") for _, member in chosen]
-    specs = [spec for text in inner if text for spec in parse_specs(text) if spec.name not in ("auto", "none")]
-    wrapped = [registry.find("drafter", spec.name) for spec in specs]
-    return any(drafter.uses_mtp for drafter in (*(drafter for drafter, _ in chosen), *wrapped))
+    return any(
+        drafter.uses_mtp or uses_mtp(registry, choose_drafters(registry, drafter.wrapped(member.options) or "none"))
+        for drafter, member in chosen
+    )
 
 
 def _give_model(registry: Registry, drafter: type[Drafter], values: dict[str, Any], model: str) -> bool:
@@ -140,12 +140,13 @@ def _give_model(registry: Registry, drafter: type[Drafter], values: dict[str, An
     if _takes_model(drafter):
         values.setdefault("model", model)
         return True
-    specs = parse_specs(values["inner"]) if values.get("inner") else ()
+    text = drafter.wrapped(build(drafter.options_class, values, f"--spec-type {drafter.name}"))
+    specs = parse_specs(text) if text else ()
     for i, spec in enumerate(specs):
         inner = dict(spec.values)
-        if spec.name != "auto" and _give_model(registry, registry.find("drafter", spec.name), inner, model):
+        if spec.name not in ("auto", "none") and _give_model(registry, registry.find("drafter", spec.name), inner, model):
             wrapped = (*specs[:i], Spec(spec.name, tuple(inner.items())), *specs[i + 1 :])
-            values["inner"] = ";".join(map(str, wrapped))
+            values.update(drafter.wrapping(";".join(map(str, wrapped))))
             return True
     return False
 

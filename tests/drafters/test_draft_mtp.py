@@ -372,13 +372,16 @@ class Wrapping(DraftMtp):
         (self.inner,) = session.drafters("draft-mtp")
 
 
-def test_a_wrapper_that_does_not_say_that_it_uses_such_layers_is_told_to(monkeypatch):
+def test_a_wrapper_that_does_not_say_that_it_wraps_one_that_uses_such_layers_is_told_to(monkeypatch):
     how = {"n_ctx": 64, "threads": 1, "backend": "reference", "spec_type": "wrapping", "registry": REGISTRY}
     monkeypatch.setitem(REGISTRY.drafters, "wrapping", Wrapping)
-    with pytest.raises(UnsupportedError, match=r"draft-mtp: .* not loaded, as no drafter in use has `uses_mtp`; .* must set"):
+    with pytest.raises(
+        UnsupportedError, match=r"draft-mtp: .* not loaded, as no drafter in use has .* or names one that has in `wrapped`"
+    ):
         Engine.load(agreeing("mtp-qwen35"), **how)
-    monkeypatch.setattr(Wrapping, "uses_mtp", True)
-    Engine.load(agreeing("mtp-qwen35"), **how).close()
+    monkeypatch.setattr(Wrapping, "wrapped", classmethod(lambda cls, options: "draft-mtp"))
+    for wrapping in ("wrapping", "recurrent-checkpoint(wrapping)"):
+        Engine.load(agreeing("mtp-qwen35"), **how | {"spec_type": wrapping}).close()
 
 
 class Plain(Reference):

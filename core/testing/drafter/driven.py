@@ -23,7 +23,7 @@ from augury.loader import Loader, make_backend
 from augury.options import NoOptions, build
 from augury.registry import Registry
 from augury.speculation.ahead import draft_ahead
-from augury.speculation.config import Member, Speculation
+from augury.speculation.config import Member, Speculation, uses_mtp
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import RequestDrafter, SlotProposals, VerifiedNodes
@@ -219,7 +219,8 @@ class DrivenLoop:
         options = subject.options(**values)
         self._loader = Loader(subject.registry, make_backend(subject.registry, "toy"), Progress())
         load_options = ModelOptions(n_slots=n_slots, n_ctx=_N_CTX, threads=1)
-        context = self._loader.load(TINY_TARGET, load_options, purpose="target", wants_mtp=subject.drafter.uses_mtp)
+        wants_mtp = uses_mtp(subject.registry, [(subject.drafter, Member(subject.drafter.name, options))])
+        context = self._loader.load(TINY_TARGET, load_options, purpose="target", wants_mtp=wants_mtp)
         context.is_asynchronous = is_ahead
         target, tokenizer = EngineTarget(context), self._loader.load_tokenizer(TINY_TARGET)
         self._n_vocab = context.info.n_vocab
