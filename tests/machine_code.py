@@ -1,7 +1,8 @@
 """The machine code of CUDA kernels, and its faults: `python tests/machine_code.py OUT.json PART N`, or `... OUT.json MODULE`.
 
 A process of its own compiles: there kernels are written in CUDA, in other tests in what simulates it. It compiles part PART of
-N of augury's kernels, from 0 on, or those of a file, MODULE. Needs the dependency group `cuda`, and no GPU.
+N of augury's kernels, from 0 on, but those between others (`BETWEEN`), or those of a file, MODULE. Needs the dependency group
+`cuda`, and no GPU.
 """
 
 import itertools
@@ -62,6 +63,9 @@ CONTRACTIBLE = r"\b(add|sub|mul|mad)\.(ftz\.|sat\.)*f(32|64)\b"  # in PTX, witho
 LAST_BLOCKS = r"multiply_[A-Z]+[0-9]*(_[0-9KNLXS]+)?_([0-9]|matrix_16)$|route_|attend(?!_latent_f16_2)|choose_(?!blocks)"
 OF_MULTIPROCESSOR = 1 << 16  # registers
 LETTERS = {"i": 4, "r": 4}  # bytes of a kernel's parameters; all others are addresses
+# Products of two tokens, or of 32 in matrices, are by the same source as those of fewer and of more, whose registers theirs lie
+# between; of one type they are read all the same.
+BETWEEN = r"(?!multiply_Q4_K_)multiply_\S+_(2|matrix_32)"
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
 
 
@@ -233,7 +237,7 @@ if __name__ == "__main__":
     if len(words) == 1:
         kernels = [value for value in runpy.run_path(words[0]).values() if isinstance(value, Kernel)]
     else:  # neighbours, which have functions in common that are typed once
-        kernels, (part, n) = all_kernels(), map(int, words)
+        kernels, (part, n) = [each for each in all_kernels() if not re.fullmatch(BETWEEN, each.name)], map(int, words)
         kernels = kernels[len(kernels) * part // n : len(kernels) * (part + 1) // n]
     told = report(kernels, CAPABILITIES)
     Path(out).write_text(json.dumps({"{}.{}".format(*key): found for key, found in told.items()}))
