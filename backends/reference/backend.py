@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.model import ReferenceModel, has_function
+from augury.backends.reference.model import ReferenceModel
 from augury.backends.reference.operations import check_operations
 from augury.backends.reference.weights import Weights
 from augury.blocks import ModelPlan
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reference(Backend):
-    """Plain numpy: the meaning of every block in a form to read, and the oracle for other backends.
+    """Plain numpy: the meaning of every operation in a form to read, and the oracle for other backends.
 
     Slow: some tokens per second with 135 million weights, which take four bytes each for any type of the file. BLAS chooses
     its own number of threads; `ModelOptions.threads` has no effect, and no thread count changes a result.
@@ -31,8 +31,7 @@ class Reference(Backend):
         plan.for_context(options.n_ctx)  # refuses one that is too long
         options.check_cache_types(plan)
         for block in plan.blocks():
-            if not has_function(block):
-                check_operations(block, plan.n_seen(block))
+            check_operations(block, plan.n_seen(block))
         n_bytes = sum(LayerCache.bytes_per_position(block, options) for layer in plan.every_layer for block in layer.blocks)
         n_floats = sum(state.size for block in plan.blocks() for state in block.states())
         if not n_floats:

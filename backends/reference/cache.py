@@ -33,7 +33,7 @@ class _Rows:
     def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
         return [array[slot, :, :n] for array in self._arrays]
 
-    def read(self, slot: int, cells: slice | np.ndarray) -> np.ndarray:
+    def read(self, slot: int, cells: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(self._decode(*(array[slot][:, cells] for array in self._arrays)))
 
 
@@ -47,8 +47,6 @@ class LayerCache:
 
     Values are rounded to the cache's types, and read back rounded by every token, the one that stored them included.
     """
-
-    purpose = "KV cache"
 
     def __init__(self, layer: Block, options: ModelOptions) -> None:
         n_slots, n_ctx = options.n_slots, options.n_ctx
@@ -67,16 +65,11 @@ class LayerCache:
         """Bytes of all slots."""
         return sum(part.n_bytes for part in self._parts)
 
-    def store(self, slot: int, cell: int, *rows: np.ndarray) -> None:
-        """Keep the rows of one token, (G, D) and so on."""
-        for i, row in enumerate(rows):
-            self.store_part(i, slot, cell, row)
-
-    def store_part(self, part: int, slot: int, cell: int, row: np.ndarray) -> None:
+    def store(self, part: int, slot: int, cell: int, row: np.ndarray) -> None:
         """Keep one of the rows of one token."""
         self._parts[part].store(slot, cell, row)
 
-    def seen_part(self, part: int, slot: int, cells: slice | np.ndarray) -> np.ndarray:
+    def seen(self, part: int, slot: int, cells: np.ndarray) -> np.ndarray:
         """Rows (G, t, D), float64, of t cells."""
         return self._parts[part].read(slot, cells)
 
@@ -89,7 +82,3 @@ class LayerCache:
     def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
         """Views of the first n cells of a slot."""
         return [view for part in self._parts for view in part.slot_memory(slot, n)]
-
-    def seen(self, slot: int, cells: slice | np.ndarray) -> tuple[np.ndarray, ...]:
-        """Rows (G, t, D) and so on, float64, of t cells."""
-        return tuple(part.read(slot, cells) for part in self._parts)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from augury.blocks import Activation, Attention, Gating, NormKind, Rope, Router
+from augury.blocks import Activation, Gating, NormKind, Rope, Router
 from augury.lowering import Attend
 
 _OAI_LIMIT, _OAI_FACTOR = 7.0, 1.702
@@ -73,7 +73,7 @@ def rotate(heads: np.ndarray, positions: np.ndarray | int, rope: Rope) -> np.nda
 
 
 def attend(
-    block: Attention | Attend,
+    operation: Attend,
     queries: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,
@@ -83,12 +83,12 @@ def attend(
     """Mix the values that the queries ask for: softmax(scale * K q)^T V, head by head.
 
     Args:
-        block: Says how scores are scaled, capped and biased.
+        operation: Says how scores are scaled, capped and biased.
         queries: (H, D).
         keys: (G, T, D), of the positions that the token sees, its own the last.
         values: (G, T, D_v).
         sinks: (H,) scores that take part of the softmax with nothing to mix.
-        chosen: (G, T) bool, the positions that take part; None: all.
+        chosen: (G, T) or (1, T) bool, the positions that take part; None: all.
 
     Returns:
         (H, D_v). Query head h reads KV head h // (H / G).
@@ -98,9 +98,9 @@ def attend(
     """
     n_kv_heads, n_seen, _ = keys.shape
     by_group = queries.reshape(n_kv_heads, -1, queries.shape[1])
-    scores = softcap(block.scale * products(keys[:, None], by_group), block.softcap)
-    if block.slopes is not None:
-        scores -= np.reshape(block.slopes, (n_kv_heads, -1, 1)) * np.arange(n_seen - 1, -1, -1)
+    scores = softcap(operation.scale * products(keys[:, None], by_group), operation.softcap)
+    if operation.slopes is not None:
+        scores -= np.reshape(operation.slopes, (n_kv_heads, -1, 1)) * np.arange(n_seen - 1, -1, -1)
     if chosen is not None:
         scores = np.where(chosen[:, None], scores, -np.inf)
     shares = softmax(scores, None if sinks is None else sinks.reshape(n_kv_heads, -1))

@@ -1,4 +1,4 @@
-"""A block that is computed by its operations: its caches and states, and its values in a pass."""
+"""A block as its operations: its caches and states, and its values in a pass."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 from attrs import field, frozen
 
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.recurrent import LayerStates, advance_heads, shift
+from augury.backends.reference.recurrent import State, advance_heads, shift
 from augury.backends.reference.weights import Weights
 from augury.batch import Batch, Tree
 from augury.blocks import Block
+from augury.errors import CapacityError
 from augury.lowering import Attend, Convolve, PrepareHeads, Recur, Value
 from augury.types import ModelOptions
 
@@ -20,15 +21,21 @@ ChosenPositions = list[tuple[np.ndarray, np.ndarray]]
 """For each token the positions that take part (lists, T), and the last positions of blocks whose pooled rows do."""
 
 
-class LoweredBlock(LayerStates):
+class LoweredBlock:
     """A block's operations, with their caches and states of slots.
 
     Attributes:
         cache: The cache of positions, as `Block.cached` says.
+        states: The states of sequences, as `Block.states` says.
         sources: Layers whose caches it reads or writes.
     """
 
     def __init__(self, block: Block, options: ModelOptions, weights: Weights, n_embd: int) -> None:
+        """Lower a block, and allocate its caches and states.
+
+        Raises:
+            CapacityError: There is no memory for them.
+        """
         build = block.lowered(n_embd)
         self.x, self.before, self.embedded = build.x, build.before, build.embedded
         self.operations = build.operations
@@ -37,22 +44,24 @@ class LoweredBlock(LayerStates):
             if isinstance(each, Recur):
                 a = None if each.a is None else weights.vector(each.a.weight).T
                 advances[each.state] = partial(advance_heads, each.heads, a)
-        self.start(block.states(), [advances[i] for i in range(len(block.states()))], options)
         self.cache = LayerCache(block, options)
+        try:
+            self.states = [State(state, advances[i], options) for i, state in enumerate(block.states())]
+        except (MemoryError, ValueError) as error:
+            raise CapacityError(f"no memory for the states of {options.n_slots} slots; ask for fewer") from error
         self.sources = {
             each.source for each in self.operations if isinstance(each, Attend | PrepareHeads) and each.source is not None
         }
 
-    @property
-    def n_bytes(self) -> int:
-        return super().n_bytes + self.cache.n_bytes
-
     def begin(self, batch: Batch) -> None:
-        super().begin(batch)
+        """Begin a pass."""
         self.cache.begin(batch)
+        for state in self.states:
+            state.begin(batch)
 
     def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
-        return [*self.cache.slot_memory(slot, n), *super().slot_memory(slot, n)]
+        """Views of a slot's first n positions, and of its states."""
+        return [*self.cache.slot_memory(slot, n), *(state.values[slot] for state in self.states)]
 
 
 @frozen(eq=False)
@@ -92,7 +101,7 @@ class Run:
         """Keep rows (n, G, D) of the tokens, in a cache of the block, or of a layer."""
         kept = self.block.cache if source is None else self.sources[source]
         for (slot, _, cell, _), row in zip(self.tokens(), rows, strict=True):
-            kept.store_part(cache, slot, cell, row)
+            kept.store(cache, slot, cell, row)
 
     def choose(self, out: Value, choice: ChosenPositions) -> None:
         """Set the chosen positions, for this block and later ones."""

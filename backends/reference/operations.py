@@ -1,4 +1,4 @@
-"""The operations of blocks that the backend has no function for: those of packages, and of tests."""
+"""The function of each operation, over all tokens of a pass: it computes each row as if it were alone; see `formula`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from augury import lowering as op
-from augury.backends.reference.blocks import routes, sum_of_experts
-from augury.backends.reference.formula import activate, gated, sigmoid, softcap
+from augury.backends.reference.attention import ATTENTION
+from augury.backends.reference.formula import activate, choose_experts, gated, sigmoid, softcap
 from augury.backends.reference.lowered import Run
-from augury.backends.reference.lowered_attention import ATTENTION
 from augury.backends.reference.recurrent import convolved, of_length_one, recurred, silu, softplus
 from augury.backends.reference.weights import Weights, each_normed
-from augury.blocks import Activation, Block, GateKind, Linear, Norm, Vector
+from augury.batch import Batch
+from augury.blocks import Activation, Block, Experts, GateKind, Linear, Norm, Router, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import CachedRows, Operation, Value
 
@@ -88,6 +88,46 @@ def _route(run: Run, each: op.Route) -> None:
 
 def _feed_experts(run: Run, each: op.FeedExperts) -> None:
     run.arrays[each.out] = sum_of_experts(each.experts, run.weights, run.get(each.x), *run.routes[each.routes])
+
+
+def routes(router: Router, weights: Weights, batch: Batch, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The experts and their weights, (n, n_used) each, chosen by logits (n, experts) or by the ids of tokens."""
+    bias = 0.0 if router.bias is None else weights.vector(router.bias.weight)
+    table = router.token_experts
+    from_table = [None] * len(logits) if table is None else weights.rows(table.weight, batch.tokens).astype(np.int64)
+    made = [choose_experts(router, row, bias, given) for row, given in zip(logits, from_table, strict=True)]
+    return np.array([each for each, _ in made]), np.array([share for _, share in made])
+
+
+def sum_of_experts(
+    experts: Experts,
+    weights: Weights,
+    normed: np.ndarray,
+    chosen: np.ndarray,
+    shares: np.ndarray,
+) -> np.ndarray:
+    """The weighted sum (n, E) of the outputs of experts for normed rows, by experts and their weights (n, n_used)."""
+    shares = shares[:, :, None]
+    added = np.empty((*chosen.shape, experts.down.n_out))
+    for index in set(chosen.ravel().tolist()):
+        tokens, places = np.nonzero(chosen == index)
+        taken = shares[tokens, places] * normed[tokens] if experts.weighs_input else normed[tokens]
+        up = weights.product_of(experts.up, index, taken)
+        if experts.gate is None:
+            hidden = activate(up, experts.activation, experts.constants)
+        else:
+            hidden = _limited(experts, weights.product_of(experts.gate, index, taken), up)
+        added[tokens, places] = weights.product_of(experts.down, index, hidden)
+    total: np.ndarray = (added if experts.weighs_input else shares * added).sum(axis=1)
+    return total
+
+
+def _limited(experts: Experts, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """The hidden values (..., F), with their limits."""
+    limit = math.inf if experts.limit is None else experts.limit
+    if not experts.limits_activated:
+        gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
+    return gated(gate, up, experts.activation, limit, experts.constants)
 
 
 def _add_weighed(run: Run, each: op.AddWeighed) -> None:
@@ -209,12 +249,12 @@ def _by_row(run: Run, each: Operation) -> None:
     given, compute = [_known(one, run.weights) for one in each.operands], each.kernel_for("reference")
     with np.errstate(over="ignore"):  # e^-x may become infinite
         for t, (slot, _, cell, path) in enumerate(run.tokens()):
-            kept = {one.cache: cache.seen_part(one.cache, slot, path)[0] for one in given if isinstance(one, CachedRows)}
+            kept = {one.cache: cache.seen(one.cache, slot, path)[0] for one in given if isinstance(one, CachedRows)}
             operands = [run.get(one)[t] if isinstance(one, Value) else one for one in given]
             operands = [kept[one.cache] if isinstance(one, CachedRows) else one for one in operands]
             compute(*operands, *(rows[t] for rows in made))
             for place in each.cached():
-                cache.store_part(place, slot, cell, kept[place][-1:])
+                cache.store(place, slot, cell, kept[place][-1:])
     run.arrays.update(zip(each.made, made, strict=True))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 
 import numpy as np
@@ -109,7 +110,7 @@ def each_normed(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarr
     """
     if block is None:
         return x
-    normed = norm(x.reshape(len(x), -1, block.size), block.eps, block.kind)
+    normed = norm(x.reshape(len(x), math.prod(x.shape[1:]) // block.size, block.size), block.eps, block.kind)
     if block.weight is not None:
         normed *= weights.vector(block.weight)
     if block.bias is not None:

@@ -3,7 +3,7 @@
 import attrs
 import numpy as np
 import pytest
-from oracles.compressed import compressed_attention
+from oracles.blocks import FunctionBlock, compute
 from oracles.models import ORACLES, RECURRENT, nmse, tiny_file
 from oracles.states import script_rows
 from oracles.strangers import with_strangers
@@ -15,7 +15,6 @@ from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.lowering import Operation
-from augury.plugins.compressed_attention.block import CompressedAttention
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
@@ -26,24 +25,25 @@ def rows_of(backend, file, plan):
     return script_rows(REGISTRY.backends[backend], file, plan)
 
 
-@pytest.mark.sample(60)
-@pytest.mark.parametrize("name", ORACLES)
-def test_operations_compute_what_the_function_of_the_block_does(name):
+def assert_functions_agree(name, monkeypatch):
     file = tiny_file(name)
     plan = plan_of(file, REGISTRY)
-    assert nmse(rows_of("reference", file, with_strangers(plan)), rows_of("reference", file, plan)) < 1e-12
+    lowered = rows_of("reference", file, plan)
+    monkeypatch.setattr(model, "LoweredBlock", FunctionBlock)
+    monkeypatch.setattr(model, "lowered_block", compute)
+    assert nmse(lowered, rows_of("reference", file, plan)) < 1e-12
+
+
+@pytest.mark.sample(60)
+@pytest.mark.parametrize("name", ORACLES)
+def test_operations_compute_what_the_function_of_the_block_does(name, monkeypatch):
+    assert_functions_agree(name, monkeypatch)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [name for name in ORACLES if name.startswith("deepseek4")])
 def test_compressed_attention_computes_what_its_definition_says(name, monkeypatch):
-    file = tiny_file(name)
-    plan = plan_of(file, REGISTRY)
-    lowered = rows_of("reference", file, plan)
-    monkeypatch.setattr(model, "KNOWN", model.KNOWN | {CompressedAttention})
-    monkeypatch.setattr(model, "has_function", lambda block: type(block) in model.KNOWN)
-    monkeypatch.setitem(model.MIXERS, CompressedAttention, compressed_attention)
-    assert nmse(lowered, rows_of("reference", file, plan)) < 1e-12
+    assert_functions_agree(name, monkeypatch)
 
 
 OTHERS = [

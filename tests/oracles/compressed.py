@@ -20,20 +20,20 @@ def compressed_attention(block, weights, cache, batch, tree, x):
     slots, cells = batch.slots.tolist(), (batch.positions if tree is None else tree.cells).tolist()
     paths = [np.arange(p + 1) if tree is None else np.asarray(tree.seen(i)) for i, p in enumerate(positions)]
     for token, (slot, position, cell, path) in enumerate(zip(slots, positions, cells, paths, strict=True)):
-        cache.store_part(0, slot, cell, rotate(rows[token][None], position, block.rope))
+        cache.store(0, slot, cell, rotate(rows[token][None], position, block.rope))
         for i, pooling in enumerate(poolings):
-            cache.store_part(1 + 2 * i, slot, cell, kept[i][token][None])
-            row = pooled_row(pooling, weights, cache.seen(slot, path)[1 + 2 * i][0], position)
-            cache.store_part(2 + 2 * i, slot, cell, row[None])
+            cache.store(1 + 2 * i, slot, cell, kept[i][token][None])
+            row = pooled_row(pooling, weights, cache.seen(1 + 2 * i, slot, path)[0], position)
+            cache.store(2 + 2 * i, slot, cell, row[None])
     sinks, mixed = weights.vector(block.sinks.weight), np.empty((len(x), block.n_heads, block.head_dim))
     for token, (slot, position, path) in enumerate(zip(slots, positions, paths, strict=True)):
-        seen = cache.seen(slot, path[-block.window :])[0][0]
+        seen = cache.seen(0, slot, path[-block.window :])[0]
         if block.pooling is not None:
             ends = path[block.pooling.size - 1 :: block.pooling.size]
             if indexer is not None:
-                keys = cache.seen(slot, ends)[4][0]
+                keys = cache.seen(4, slot, ends)[0]
                 ends = ends[best_blocks(indexer, weights, keys, asking[token], normed[token], position)]
-            seen = np.concatenate([seen, cache.seen(slot, ends)[2][0]])
+            seen = np.concatenate([seen, cache.seen(2, slot, ends)[0]])
         for head, query in enumerate(rotate(queries[token], position, block.rope)):
             mixed[token, head] = softmax(block.scale * (seen @ query), sinks[head]) @ seen
         mixed[token] = rotate(mixed[token], position, attrs.evolve(block.rope, frequencies=-block.rope.frequencies))

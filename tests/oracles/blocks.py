@@ -1,23 +1,20 @@
-"""The computation of every block: one function each, over all tokens of a pass.
-
-A function works on all rows, but computes each as if it were alone (`formula`), so rows do not depend on each other to the bit.
-"""
-
-from __future__ import annotations
+"""The computation of every block of augury: one function each, over all tokens of a pass, that knows no operations."""
 
 import math
-from typing import Any
 
 import numpy as np
+from oracles.compressed import compressed_attention
+from oracles.recurrent_blocks import RECURRENT_BLOCKS
 
 from augury import blocks
-from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.formula import activate, attend, choose_experts, gated, rotate, sigmoid, softcap, softmax
-from augury.backends.reference.weights import Weights, each_normed
-from augury.batch import Batch, Tree
+from augury.backends.reference.formula import activate, attend, gated, rotate, sigmoid, softcap, softmax
+from augury.backends.reference.lowered import LoweredBlock
+from augury.backends.reference.operations import lowered_block, routes, sum_of_experts
+from augury.backends.reference.weights import each_normed
+from augury.plugins.compressed_attention.block import CompressedAttention
 
 
-def embed(block: blocks.Embedding, weights: Weights, batch: Batch) -> np.ndarray:
+def embed(block, weights, batch):
     """Look up x = norm(scale * W[token] + positions[p]): n tokens → (n, E); zeros where there is nothing to look up."""
     if block.weight is None:
         return np.zeros((len(batch.tokens), block.n_embd))
@@ -27,7 +24,7 @@ def embed(block: blocks.Embedding, weights: Weights, batch: Batch) -> np.ndarray
     return each_normed(x, block.norm, weights)
 
 
-def mtp_streams(block: blocks.MtpInput, weights: Weights, embedded: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+def mtp_streams(block, weights, embedded, hidden):
     """The initial residual streams of a layer that predicts further tokens.
 
     Args:
@@ -45,7 +42,7 @@ def mtp_streams(block: blocks.MtpInput, weights: Weights, embedded: np.ndarray, 
     return weights.product(block.projection, joined.reshape(-1, joined.shape[2])).reshape(rows.shape)
 
 
-def layer_inputs(block: blocks.Embedding, weights: Weights, batch: Batch, embedded: np.ndarray) -> np.ndarray:
+def layer_inputs(block, weights, batch, embedded):
     """An embedding's inputs for layers, beside x (n, E): (n, layers, P)."""
     inputs = block.layer_inputs
     if inputs is None:
@@ -55,21 +52,13 @@ def layer_inputs(block: blocks.Embedding, weights: Weights, batch: Batch, embedd
     return inputs.scale * (each_normed(made, inputs.norm, weights) + inputs.table_scale * rows)
 
 
-def layer_input(block: blocks.LayerInput, weights: Weights, x: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+def layer_input(block, weights, x, inputs):
     """The addition to x (n, E) of x and the values for its layer, of (n, layers, P)."""
     gates = activate(weights.product(block.gate, x), block.activation)
     return each_normed(weights.product(block.o, gates * inputs[:, block.index]), block.post_norm, weights)
 
 
-def attention(
-    block: blocks.Attention,
-    weights: Weights,
-    cache: LayerCache,
-    batch: Batch,
-    tree: Tree | None,
-    x: np.ndarray,
-    embedded: np.ndarray | None = None,
-) -> np.ndarray:
+def attention(block, weights, cache, batch, tree, x, embedded=None):
     """The addition of attention to x (n, E), with the embedding's rows (n, E): post_norm(o(softmax(scale * q k^T) v)).
 
     Keys and values of all tokens are stored first; then each token reads its slot up to its own position, in a tree along its
@@ -84,15 +73,15 @@ def attention(
     if block.source is None:
         keys, values = _keys_and_values(block, weights, normed, positions)
         for token, (slot, cell) in enumerate(zip(batch.slots.tolist(), cells, strict=True)):
-            cache.store(slot, cell, keys[token], values[token])
+            _store(cache, slot, cell, keys[token], values[token])
     sinks = None if block.sinks is None else weights.vector(block.sinks.weight)
     mixed = np.empty((len(x), block.o.n_in))
     for token, (slot, position, end) in enumerate(zip(batch.slots.tolist(), positions.tolist(), ends.tolist(), strict=True)):
         first = 0 if block.window is None else max(0, position + 1 - block.window)
         first = first if block.chunk is None else max(first, position // block.chunk * block.chunk)
-        seen = slice(first, end + 1) if tree is None else tree.seen(token)[first:]
+        seen = np.arange(first, end + 1) if tree is None else tree.seen(token)[first:]
         query = queries[token] if block.temperature is None else queries[token] * sharpness(block.temperature, position)
-        keys_seen, values_seen = cache.seen(slot, seen)
+        keys_seen, values_seen = (cache.seen(part, slot, seen) for part in range(2))
         mixed[token] = attend(block, query, keys_seen, values_seen, sinks).reshape(-1)
     if block.gate is not None:
         gates = weights.product(block.gate, normed)
@@ -101,9 +90,7 @@ def attention(
     return each_normed(weights.product(block.o, each_normed(mixed, block.out_norm, weights)), block.post_norm, weights)
 
 
-def latent_attention(
-    block: blocks.LatentAttention, weights: Weights, cache: LayerCache, batch: Batch, tree: Tree | None, x: np.ndarray
-) -> np.ndarray:
+def latent_attention(block, weights, cache, batch, tree, x):
     """Latent attention's addition to x (n, E), see `augury.blocks.LatentAttention`."""
     normed, n_latent, n_plain = each_normed(x, block.norm, weights), block.latent_dim, block.keys.n_in
     asking = normed if block.q_down is None else each_normed(weights.product(block.q_down, normed), block.q_norm, weights)
@@ -115,12 +102,12 @@ def latent_attention(
     places = list(zip(batch.slots.tolist(), batch.positions.tolist(), cells.tolist(), strict=True))
     for token, (slot, position, cell) in enumerate(places):
         turned = _turned(to_turn[token : token + 1], position, block.rope)[0]
-        cache.store(slot, cell, np.concatenate([latents[token], turned])[None])
+        cache.store(0, slot, cell, np.concatenate([latents[token], turned])[None])
     given = np.empty((len(x), block.o.n_in))
     sinks = [None] * block.n_heads if block.sinks is None else weights.vector(block.sinks.weight).tolist()
     for token, (slot, position, _) in enumerate(places):
         first = 0 if block.window is None else max(0, position + 1 - block.window)
-        seen = cache.seen(slot, slice(first, position + 1) if tree is None else tree.seen(token)[first:])[0][0]
+        (seen,) = cache.seen(0, slot, np.arange(first, position + 1) if tree is None else tree.seen(token)[first:])
         turned = _turned(queries[token, :, n_plain:], position, block.rope)
         factor = block.scale * (1.0 if block.temperature is None else sharpness(block.temperature, position))
         heads = []
@@ -134,32 +121,30 @@ def latent_attention(
     return weights.product(block.o, given)
 
 
-def _turned(heads: np.ndarray, position: int, rope: blocks.Rope | None) -> np.ndarray:
+def _turned(heads, position, rope):
     return heads if rope is None else rotate(heads, position, rope)
 
 
-def inject(block: blocks.Injection, weights: Weights, cache: LayerCache, batch: Batch, x: np.ndarray) -> None:
+def inject(block, weights, cache, batch, x):
     """Keep the keys and values that an attention makes of x (n, E)."""
     keys, values = _keys_and_values(block.attention, weights, each_normed(x, block.norm, weights), batch.positions)
     for token, (slot, position) in enumerate(zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)):
-        cache.store(slot, position, keys[token], values[token])
+        _store(cache, slot, position, keys[token], values[token])
 
 
-def _keys_and_values(
-    block: blocks.Attention, weights: Weights, x: np.ndarray, positions: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _keys_and_values(block, weights, x, positions):
     """Keys (n, G, D) and values (n, G, D_v) of x (n, E), which is normed."""
     keys = _heads(block, block.k, block.k_norm, weights, x, positions)
     values = _clamped(weights.product(block.v, x), block.clamp).reshape(-1, block.n_kv_heads, block.value_dim)
     return keys, each_normed(values, block.v_norm, weights)
 
 
-def projection(block: blocks.Projection, weights: Weights, x: np.ndarray) -> np.ndarray:
+def projection(block, weights, x):
     """A projection's addition to x (n, E): o(norm(x))."""
     return weights.product(block.o, each_normed(x, block.norm, weights))
 
 
-def feed_forward(block: blocks.FeedForward, weights: Weights, x: np.ndarray) -> np.ndarray:
+def feed_forward(block, weights, x):
     """A feed-forward's addition to x (n, E): post_norm(down(hidden_norm(activation(gate(n)) * up(n)))) with n = norm(x)."""
     normed = each_normed(x, block.norm, weights)
     ups = weights.product(block.up, normed)
@@ -172,7 +157,7 @@ def feed_forward(block: blocks.FeedForward, weights: Weights, x: np.ndarray) -> 
     return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
 
 
-def mixture(block: blocks.MixtureOfExperts, weights: Weights, batch: Batch, x: np.ndarray, before: np.ndarray) -> np.ndarray:
+def mixture(block, weights, batch, x, before):
     """A mixture of experts' addition to x (n, E), which was `before` at the beginning of its layer."""
     normed = each_normed(x, block.norm, weights)
     judged = before if block.router.is_early else normed
@@ -194,63 +179,14 @@ def mixture(block: blocks.MixtureOfExperts, weights: Weights, batch: Batch, x: n
     return each_normed(added, block.post_norm, weights)
 
 
-def routes(router: blocks.Router, weights: Weights, batch: Batch, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The experts and their weights, (n, n_used) each, chosen by logits (n, experts) or by the ids of tokens."""
-    bias = 0.0 if router.bias is None else weights.vector(router.bias.weight)
-    table = router.token_experts
-    from_table = [None] * len(logits) if table is None else weights.rows(table.weight, batch.tokens).astype(np.int64)
-    made = [choose_experts(router, row, bias, given) for row, given in zip(logits, from_table, strict=True)]
-    return np.array([each for each, _ in made]), np.array([share for _, share in made])
-
-
-def sum_of_experts(
-    block: blocks.MixtureOfExperts | blocks.Experts,
-    weights: Weights,
-    normed: np.ndarray,
-    chosen: np.ndarray,
-    shares: np.ndarray,
-) -> np.ndarray:
-    """The weighted sum (n, E) of the outputs of experts for normed rows, by experts and their weights (n, n_used)."""
-    shares = shares[:, :, None]
-    added = np.empty((*chosen.shape, block.down.n_out))
-    for index in set(chosen.ravel().tolist()):
-        tokens, places = np.nonzero(chosen == index)
-        taken = shares[tokens, places] * normed[tokens] if block.weighs_input else normed[tokens]
-        up = weights.product_of(block.up, index, taken)
-        if block.gate is None:
-            hidden = activate(up, block.activation, block.constants)
-        else:
-            hidden = _limited(block, weights.product_of(block.gate, index, taken), up)
-        added[tokens, places] = weights.product_of(block.down, index, hidden)
-    total: np.ndarray = (added if block.weighs_input else shares * added).sum(axis=1)
-    return total
-
-
-def _limited(
-    block: blocks.FeedForward | blocks.MixtureOfExperts | blocks.Experts, gate: np.ndarray, up: np.ndarray
-) -> np.ndarray:
-    """The hidden values (..., F), with their block's limits."""
-    limit = math.inf if block.limit is None else block.limit
-    if not block.limits_activated:
-        gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
-    return gated(gate, up, block.activation, limit, block.constants)
-
-
-def output(block: blocks.Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
+def output(block, weights, normed):
     """Logits (r, V) float32 = W norm(x), of the normed rows (r, E) that are asked for; (r, 0) without an output."""
     if block.weight is None:
         return np.zeros((len(normed), 0), np.float32)
     return softcap(weights.product(block.weight, normed), block.softcap).astype(np.float32)
 
 
-def _heads(
-    block: blocks.Attention,
-    linear: blocks.Linear,
-    norm: blocks.Norm | None,
-    weights: Weights,
-    x: np.ndarray,
-    positions: np.ndarray,
-) -> np.ndarray:
+def _heads(block, linear, norm, weights, x, positions):
     """Queries or keys (n, heads, D) of x (n, E), normed and turned."""
     heads = _clamped(weights.product(linear, x), block.clamp).reshape(len(x), -1, block.head_dim)
     before, after = (None, norm) if block.is_rope_first else (norm, None)
@@ -260,15 +196,95 @@ def _heads(
     return each_normed(heads, after, weights)
 
 
-def _clamped(x: np.ndarray, limit: float | None) -> np.ndarray:
+def _clamped(x, limit):
     return x if limit is None else x.clip(-limit, limit)
 
 
-def sharpness(temperature: blocks.Temperature, position: int) -> float:
+def _limited(block, gate, up):
+    """The hidden values (..., F), with their block's limits."""
+    limit = math.inf if block.limit is None else block.limit
+    if not block.limits_activated:
+        gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
+    return gated(gate, up, block.activation, limit, block.constants)
+
+
+def sharpness(temperature, position):
     """The factor of a query; see `Temperature`."""
-    periods = (position + temperature.offset) // temperature.period
-    return 1.0 + temperature.scale * math.log1p(periods)
+    return 1.0 + temperature.scale * math.log1p((position + temperature.offset) // temperature.period)
 
 
-STATELESS: dict[type, Any] = {blocks.FeedForward: feed_forward, blocks.Projection: projection}
-"""The addition to x of blocks without caches and states, by type."""
+def _store(cache, slot, cell, *rows):
+    for part, row in enumerate(rows):
+        cache.store(part, slot, cell, row)
+
+
+class FunctionBlock(LoweredBlock):
+    """A block that remembers what it was before it was lowered."""
+
+    def __init__(self, block, *loaded):
+        super().__init__(block, *loaded)
+        self.whole = block
+
+
+def compute(run):
+    """What a block adds to x (n, E), or `Run.given` of one at an end, by its function if it has one."""
+    block, x = run.block.whole, run.get(run.block.x)
+    function, chooses = FUNCTIONS.get(type(block)), getattr(block, "indexer", None) or getattr(block, "reuses_choice", 0)
+    if function is None or (chooses and type(block) is not CompressedAttention):  # the others know no choice of positions
+        return lowered_block(run)
+    made = function(run, block, x)
+    if isinstance(made, np.ndarray):
+        return made
+    run.given.extend(made)
+    return run.added
+
+
+def _mixed(function):
+    """A mixer's function of a run; `embedded` goes to the one that reads it."""
+
+    def mixed(run, block, x):
+        source = getattr(block, "source", None)
+        cache = run.block.cache if source is None else run.sources[source]
+        embedded = [run.get(run.block.embedded)] if block.reads_embedding else []
+        return function(block, run.weights, cache, run.batch, run.tree, x, *embedded)
+
+    return mixed
+
+
+def _embed(run, block, _):
+    x = embed(block, run.weights, run.batch)
+    return [layer_inputs(block, run.weights, run.batch, x).reshape(len(x), -1), x]
+
+
+def _begin_mtp(run, block, x):
+    return [*mtp_streams(block, run.weights, x, run.batch.hidden.astype(np.float64)).swapaxes(0, 1)]
+
+
+def _inject(run, block, x):
+    inject(block, run.weights, run.sources[block.layer], run.batch, x)
+    return []
+
+
+def _output(run, block, x):
+    return [output(block, run.weights, each_normed(x, block.norm, run.weights)[run.batch.rows])]
+
+
+def _recurrent(function):
+    return lambda run, block, x: function(block, run.weights, run.block.states, run.batch, run.tree, x)
+
+
+FUNCTIONS = {
+    blocks.Embedding: _embed,
+    blocks.MtpInput: _begin_mtp,
+    blocks.Injection: _inject,
+    blocks.Output: _output,
+    blocks.Attention: _mixed(attention),
+    blocks.LatentAttention: _mixed(latent_attention),
+    CompressedAttention: _mixed(compressed_attention),
+    blocks.FeedForward: lambda run, block, x: feed_forward(block, run.weights, x),
+    blocks.Projection: lambda run, block, x: projection(block, run.weights, x),
+    blocks.LayerInput: lambda run, block, x: layer_input(block, run.weights, x, run.inputs),
+    blocks.MixtureOfExperts: lambda run, block, x: mixture(block, run.weights, run.batch, x, run.get(run.block.before)),
+    **{kind: _recurrent(function) for kind, function in RECURRENT_BLOCKS.items()},
+}
+"""By type, of a run, a block and x: the addition to x, or the list of what a block at an end gives."""

@@ -1,4 +1,4 @@
-"""The operations of attention, for blocks that the backend has no function for."""
+"""The operations of attention."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import sharpness
 from augury.backends.reference.formula import attend, rotate
 from augury.backends.reference.lowered import Run
 from augury.backends.reference.weights import each_normed
-from augury.blocks import Preparation
+from augury.blocks import Preparation, Temperature
 from augury.lowering import Attend, Choose, ChooseByHead, MultiplyHeads, Operation, PrepareHeads, PrepareLatents
 
 
@@ -37,7 +36,13 @@ def _prepared(run: Run, heads: np.ndarray, steps: Preparation) -> np.ndarray:
     heads = each_normed(heads, after, run.weights)
     if steps.temperature is None:
         return heads
-    return heads * np.array([sharpness(steps.temperature, p) for p in positions.tolist()])[:, None, None]
+    return heads * np.array([_sharpness(steps.temperature, p) for p in positions.tolist()])[:, None, None]
+
+
+def _sharpness(temperature: Temperature, position: int) -> float:
+    """The factor of a query; see `Temperature`."""
+    periods = (position + temperature.offset) // temperature.period
+    return 1.0 + temperature.scale * math.log1p(periods)
 
 
 def _prepare_latents(run: Run, each: PrepareLatents) -> None:
@@ -51,7 +56,7 @@ def _prepare_latents(run: Run, each: PrepareLatents) -> None:
     turned = queries[:, :, n_plain:] if each.rope is None else rotate(queries[:, :, n_plain:], positions, each.rope)
     made = np.concatenate([np.stack(asked, axis=1), turned], axis=2)
     if each.temperature is not None:
-        made *= np.array([sharpness(each.temperature, p) for p in positions.tolist()])[:, None, None]
+        made *= np.array([_sharpness(each.temperature, p) for p in positions.tolist()])[:, None, None]
     run.arrays[each.out] = made.reshape(len(latents), -1)
 
 
@@ -70,17 +75,16 @@ def _attend(run: Run, each: Attend) -> None:
         first = 0 if each.window is None else max(0, position + 1 - each.window)
         first = first if each.chunk is None else max(first, position // each.chunk * each.chunk)
         seen = path if each.is_causal else np.arange(run.batch.positions[run.batch.slots == slot].max() + 1)
-        takes_part, keys = np.arange(len(seen))[None] >= first, cache.seen_part(each.keys, slot, seen)
-        values = keys[:, :, :value_dim] if each.values is None else cache.seen_part(each.values, slot, seen)
+        keys, chosen = cache.seen(each.keys, slot, seen[first:]), None
+        values = keys[:, :, :value_dim] if each.values is None else cache.seen(each.values, slot, seen[first:])
         if each.choice is not None:
-            chosen, ends = run.choice(each.choice)[token]
-            takes_part = takes_part & chosen
+            places, ends = run.choice(each.choice)[token]
+            chosen = places[:, first:]
             if each.pooled is not None:
-                rows = cache.seen_part(each.pooled, slot, path[ends])
+                rows = cache.seen(each.pooled, slot, path[ends])
                 keys, values = np.concatenate([keys, rows], axis=1), np.concatenate([values, rows[:, :, :value_dim]], axis=1)
-                takes_part = np.hstack([takes_part, np.ones((len(takes_part), len(ends)), bool)])
-        shape = (keys.shape[0], keys.shape[1])
-        mixed[token] = attend(each, queries[token], keys, values, sinks, np.broadcast_to(takes_part, shape))
+                chosen = np.hstack([chosen, np.ones((len(chosen), len(ends)), bool)])
+        mixed[token] = attend(each, queries[token], keys, values, sinks, chosen)
     run.arrays[each.out] = mixed.reshape(len(mixed), -1)
 
 
@@ -90,7 +94,7 @@ def _choose(run: Run, each: Choose) -> None:
         n_blocks, places = (position + 1) // size, np.arange(position + 1)
         best = np.arange(n_blocks)
         if each.queries is not None and each.keys is not None:
-            (keys,) = run.block.cache.seen_part(each.keys, slot, path[size - 1 :: size])
+            (keys,) = run.block.cache.seen(each.keys, slot, path[size - 1 :: size])
             heads = run.get(each.queries)[token].reshape(-1, keys.shape[1])
             equal = np.full(len(heads), 1.0 / math.sqrt(keys.shape[1]))
             shares = equal if each.weights is None else run.get(each.weights)[token]
@@ -109,7 +113,7 @@ def _best(scores: np.ndarray, n: int) -> np.ndarray:
 def _choose_by_head(run: Run, each: ChooseByHead) -> None:
     queries, made = run.get(each.queries), []
     for token, (slot, _, _, path) in enumerate(run.tokens()):
-        (keys,) = run.block.cache.seen_part(each.keys, slot, path)
+        (keys,) = run.block.cache.seen(each.keys, slot, path)
         blocks, chosen = np.arange(len(keys)) // each.out.size, []
         for query in queries[token].reshape(-1, keys.shape[1]):
             scores = np.full(blocks[-1] + 1, -np.inf)
