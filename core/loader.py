@@ -18,7 +18,7 @@ from augury.engine.mtp_states import MtpStates
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
-from augury.files.mtp_file import is_mtp_alone, n_mtp_of, with_mtp
+from augury.files.mtp_file import is_mtp_alone, missing_mtp, with_mtp
 from augury.guard import guarded
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
@@ -153,10 +153,8 @@ def _check_cache_types(reference: str, plan: ModelPlan, options: ModelOptions) -
 
 def _lack_of_mtp(registry: Registry, file: ModelFile, plan: ModelPlan, device: Backend, *, is_wanted: bool) -> str:
     """Why there are no layers that predict further tokens, and what to do; empty where there are."""
-    what, (n, n_mtp) = "layers that predict further tokens", n_mtp_of(file)
-    name = f"blk.{n}.nextn.eh_proj.weight"
-    if not plan.mtp and name not in file.tensors:
-        found = f"nextn_predict_layers is {n_mtp}, but tensor {name!r} is missing" if n_mtp else f"it has no {what}"
+    what = "layers that predict further tokens"
+    if not plan.mtp and (found := missing_mtp(file)):
         return f"{file.path}: {found}; give the file of these layers as the draft model (-md), or leave draft-mtp out"
     if not plan.mtp:
         return f"{file.path}: {what} are not supported in architecture {file.architecture!r}; leave draft-mtp out"

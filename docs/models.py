@@ -77,7 +77,7 @@ LACKS = {
 
 
 NOT_EXACTLY = """
-Layers that predict further tokens (`nextn_predict_layers`) are used by `draft-mtp`, on all backends, in files of these
+Layers that predict further tokens are used by `draft-mtp`, on all backends, in files of these
 architectures, token for token as llama.cpp does:
 {mtp}.
 

@@ -23,6 +23,15 @@ def n_mtp_of(file: ModelFile) -> tuple[int, int]:
     return n_stored - n_mtp, n_mtp
 
 
+def missing_mtp(file: ModelFile) -> str:
+    """What keeps a file from having layers that predict further tokens; empty where it has some."""
+    n, n_mtp = n_mtp_of(file)
+    if (name := f"blk.{n}.nextn.eh_proj.weight") in file.tensors:
+        return ""
+    stated = f"nextn_predict_layers is {n_mtp}, but tensor {name!r} is missing"
+    return stated if n_mtp else "it has no layers that predict further tokens"
+
+
 def is_mtp_alone(file: ModelFile) -> bool:
     """Whether a file has layers that predict further tokens, and no others of the model.
 

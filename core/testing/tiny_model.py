@@ -26,6 +26,7 @@ N_VOCAB = 256 + _TOKENS_BESIDE_BYTES
 N_CTX_TRAIN = 4096
 N_EMBD = 64
 N_LAYERS = 3
+MTP = f"blk.{N_LAYERS}.nextn"  # the start of the names of a layer that predicts further tokens
 PERIOD = 12  # length of a circle of tokens
 _STUBBORNNESS = 3.2  # of the head against the layers: one token in seven or so leaves its circle
 
@@ -80,7 +81,7 @@ def write_tiny_model(
             writer.add_uint32(key, value)
         norm = {"output_norm.weight": np.full(N_EMBD, output_norm, np.float32)}
         others = {name: values.astype(np.float32) for name, values in tensors.items()}
-        mtp = _mtp(f"blk.{_SIZES.n_layers}.nextn") if has_mtp else {}
+        mtp = _mtp() if has_mtp else {}
         add_weights(writer, _weights(seed, sizes) | norm | mtp | others, weight_type)
 
 
@@ -94,10 +95,10 @@ def write_tiny_tokenizer(writer: GGUFWriter) -> None:
     writer.add_eos_token_id(N_VOCAB - 1)
 
 
-def _mtp(at: str) -> dict[str, np.ndarray]:
+def _mtp() -> dict[str, np.ndarray]:
     """The parts that make a layer predict further tokens: it sees the token alone, not its hidden state."""
-    norms = {f"{at}.{name}.weight": np.ones(N_EMBD, np.float32) for name in ("enorm", "hnorm", "shared_head_norm")}
-    return norms | {f"{at}.eh_proj.weight": np.eye(N_EMBD, 2 * N_EMBD, dtype=np.float32)}
+    norms = {f"{MTP}.{name}.weight": np.ones(N_EMBD, np.float32) for name in ("enorm", "hnorm", "shared_head_norm")}
+    return norms | {f"{MTP}.eh_proj.weight": np.eye(N_EMBD, 2 * N_EMBD, dtype=np.float32)}
 
 
 def _weights(seed: int, sizes: LlamaSizes) -> dict[str, np.ndarray]:

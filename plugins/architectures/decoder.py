@@ -85,7 +85,8 @@ class Decoder(Tensors):
         self.n_stored = n_stored = keys.count("block_count")
         if n_stored > len(file.tensors):
             keys.fail("block_count", n_stored, f"at most {len(file.tensors)}, the number of tensors in the file")
-        self.n_layers = n_stored - keys.count("nextn_predict_layers", 0, least=0, most=n_stored - 1)
+        self.n_layers = n_stored - keys.n_mtp(n_stored - 1)
+        self.has_mtp = f"blk.{self.n_layers}.nextn.eh_proj.weight" in file.tensors  # and not only states them
         self.n_ctx_train = keys.count("context_length", most=rope.MAX_POSITIONS)
         self.n_embd = keys.count("embedding_length")
         self._least = least
@@ -153,7 +154,7 @@ class Decoder(Tensors):
         output: Output | None = None,
         mtp: Callable[[int], Layer] | None = None,
         mtp_hidden: Literal["output", "layer"] = "output",
-        mtp_output: Callable[[int, Output], Output] = lambda _, output: output,
+        mtp_output: Callable[[str, Output], Output] = lambda _, output: output,
         **embedding: Any,
     ) -> ModelPlan:
         """The model of these layers, from the embedding to the output.
@@ -163,13 +164,12 @@ class Decoder(Tensors):
             output: The last block; None: that of `output()`.
             mtp: Makes a layer that predicts further tokens, by its number; None: the family does without them.
             mtp_hidden: The feature that these layers read, see `MtpLayer`.
-            mtp_output: Makes the output of such a layer, by its number, of the model's with a norm and weights of its own.
+            mtp_output: Makes the output of such a layer, by its tensors' prefix, of the model's with its own norm and weights.
             **embedding: Further fields of `Embedding`, such as `scale`.
         """
         first = Embedding(f"{self.embedding}.weight", self.n_vocab, self.n_embd, **embedding)
-        last = self.output() if output is None else output
-        plan = ModelPlan(self.file.architecture, first, tuple(layers), last, self.n_ctx_train)
-        if mtp is None or f"blk.{self.n_layers}.nextn.eh_proj.weight" not in self.file.tensors:
+        plan = ModelPlan(self.file.architecture, first, tuple(layers), output or self.output(), self.n_ctx_train)
+        if mtp is None or not self.has_mtp:
             return plan
         numbers = range(self.n_layers, self.n_stored)
         return attrs.evolve(plan, mtp=tuple(self._mtp(i, mtp(i), mtp_hidden, mtp_output, plan) for i in numbers))
@@ -179,7 +179,7 @@ class Decoder(Tensors):
         number: int,
         layer: Layer,
         hidden: Literal["output", "layer"],
-        output_of: Callable[[int, Output], Output],
+        output_of: Callable[[str, Output], Output],
         plan: ModelPlan,
     ) -> MtpLayer:
         """A layer that predicts further tokens; the model's embedding and output serve where it has none of its own."""
@@ -200,7 +200,7 @@ class Decoder(Tensors):
             projection=self.linear(f"{at}.eh_proj", 2 * n_embd, n_embd, has_bias=False),
             n_hidden=n_embd if hidden == "output" else plan.n_hidden,
         )
-        return MtpLayer(Embedding(rows, n_vocab, n_embd), begin, (layer,), output_of(number, output), hidden)
+        return MtpLayer(Embedding(rows, n_vocab, n_embd), begin, (layer,), output_of(at, output), hidden)
 
     def attention(
         self,

@@ -75,7 +75,7 @@ def _features(decoder: Decoder) -> tuple[str, ...]:
     target, after_last = decoder.file.target, dict[int, str]()
     if target is not None and target.architecture not in _BEFORE_NORM:
         keys = Keys(target)
-        n_layers = keys.count("block_count") - keys.count("nextn_predict_layers", 0, least=0)
+        n_layers = keys.count("block_count") - keys.n_mtp()
         after_last[n_layers] = "" if target.architecture in _UNTOLD else "output"
     return tuple(after_last.get(number, name) for number, name in inputs_of_layers(decoder))
 

@@ -38,6 +38,10 @@ class Keys:
             self.fail(key, value, f"{least} to {most}")
         return value
 
+    def n_mtp(self, most: int = MOST) -> int:
+        """How many layers that predict further tokens are stated."""
+        return self.count("nextn_predict_layers", 0, least=0, most=most)
+
     def counts(self, key: str, n: int, default: tuple[int, ...] | None = None, *, least: int = 1) -> tuple[int, ...]:
         """`n` counts of at least `least`, one per layer; files state a number for all of them or an array."""
         if not isinstance(self.file.metadata.get(self.full(key)), np.ndarray):

@@ -89,7 +89,7 @@ class NemotronH(Architecture):
             attention = decoder.attention(layer, None, scale=scale)
             return Layer(attention, cls.feed_forward(decoder, layer, norm="post_attention_norm"))
 
-        def mtp_output(layer: int, output: Output) -> Output:  # noqa: ARG001 - as `Decoder.plan` calls it
+        def mtp_output(at: str, output: Output) -> Output:  # noqa: ARG001 - as `Decoder.plan` calls it
             norm = output.norm
             return output if norm is None else attrs.evolve(output, norm=attrs.evolve(norm, kind=NormKind.LAYER, eps=eps))
 

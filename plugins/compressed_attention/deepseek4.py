@@ -33,9 +33,8 @@ class DeepSeek4(HyperConnected):
         """The sizes of a file; layers that predict further tokens count as others where they are not complete."""
         decoder = super().decoder(file)
         decoder.n_rot = local_size(decoder)  # all layers have a window
-        n_next = decoder.keys.count("nextn_predict_layers", 0, least=0)
-        if n_next and f"blk.{decoder.n_layers}.nextn.eh_proj.weight" not in file.tensors:
-            decoder.n_layers += n_next
+        if not decoder.has_mtp:
+            decoder.n_layers = decoder.n_stored
         return decoder
 
     @classmethod

@@ -46,7 +46,7 @@ class Qwen4(Qwen35):
             output=read_by("output_hc", decoder.output(norm=None)),
             mtp=lambda layer: cls.layer(decoder, layer, rope),
             mtp_hidden="layer",
-            mtp_output=lambda layer, output: read_by(f"blk.{layer}.nextn.hc_head", output),
+            mtp_output=lambda at, output: read_by(f"{at}.hc_head", output),
             n_streams=keys.count("hyper_connection.count", least=2),
         )
         return {"main": plan}

@@ -19,12 +19,12 @@ from augury.passes import Pass
 from augury.registry import Registry
 from augury.testing.backend import contract
 from augury.testing.contract import Contract
-from augury.testing.tiny_model import N_EMBD, N_LAYERS, write_tiny_model
+from augury.testing.tiny_model import MTP, N_EMBD, write_tiny_model
 from augury.types import ModelOptions
 
 N_CTX = 160
 # the projection of a layer that predicts further tokens, which hidden states take part in
-_MIXING = {f"blk.{N_LAYERS}.nextn.eh_proj.weight": np.random.default_rng(5).standard_normal((N_EMBD, 2 * N_EMBD)) / N_EMBD**0.5}
+_MIXING = {f"{MTP}.eh_proj.weight": np.random.default_rng(5).standard_normal((N_EMBD, 2 * N_EMBD)) / N_EMBD**0.5}
 
 
 @frozen(eq=False)
