@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from augury.hookspecs import hookimpl
-    from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Model, Session, Source
+    from augury.interfaces import Architecture, Backend, Drafter, DrafterTraits, MemoryManager, Model, Session, Source
     from augury.options import option
     from augury.registry import Registry
     from augury.types import Draft, Result, Token, Verdict
@@ -43,6 +43,7 @@ __all__ = [
     "Constraint",
     "Draft",
     "Drafter",
+    "DrafterTraits",
     "Engine",
     "MemoryManager",
     "Model",
@@ -79,7 +80,7 @@ _MODULES = {
         "UnsupportedError",
     ),
     "hookspecs": ("hookimpl",),
-    "interfaces": ("Architecture", "Backend", "Drafter", "MemoryManager", "Model", "Session", "Source"),
+    "interfaces": ("Architecture", "Backend", "Drafter", "DrafterTraits", "MemoryManager", "Model", "Session", "Source"),
     "options": ("option",),
     "registry": ("Registry",),
     "engine.running": ("Running",),

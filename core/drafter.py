@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import and_, deep_iterable, ge, in_, instance_of, le
 
 from augury.passes import Context, Target
 from augury.plugin import Plugin
@@ -61,75 +62,71 @@ class Session(ABC):
         """The object that all slots share under `key`, made by the first that asks; the engine calls its `close()`, if any."""
 
 
+@frozen
+class DrafterTraits:
+    """The facts about a drafter that the engine goes by. They are read when it is loaded, `drafts_ahead` before every such ask.
+
+    Attributes:
+        scope: How long its knowledge of texts lives, and so which requests it may affect: the `request`, the `slot` with its
+            further requests, or the `process`, all slots together and files for the next process.
+        serves: A parameter of requests that it drafts from. Such a drafter needs no naming. It is loaded beside the named
+            ones, and serves the requests that have the parameter, before all others. Set it on the class.
+        is_costly: Whether every token drafted takes time that matters, as with a model. The planner then settles the length
+            before it asks; the others it asks every round, and takes the parts of their drafts that promise to pay.
+        is_certain: Whether its drafts are right by construction. The planner trusts them from the first one on.
+        is_paced: Whether `draft_together` follows `Ask.pace`. A costly drafter without it is asked for as many tokens as pay on
+            average; one with it ends each draft where the next token would not pay. Any drafter may fill the rest of the limit
+            with alternatives, of which the planner takes the ones that pay.
+        drafts_ahead: Whether `draft_together` takes asks with a `guess`. A cheap drafter is then asked in the same round for
+            the tokens after the likeliest path that others propose. A costly one may be asked while the target, on a device of
+            its own, verifies a draft: for the target's token after the draft's likeliest path, and the tokens after that. If
+            the text goes on that way the rest becomes the next draft, otherwise it is thrown away. A later ask may have any
+            history. It is false for drafters that make passes of the `target`, which is busy then, and for drafters that draw
+            at random, which would draw other drafts without such asks.
+        drafts_at_once: Whether a draft of any length takes a costly drafter the same time, such as a block of one pass. The
+            planner then counts that time once; otherwise for each token.
+        evidence_chances: The prior chances of tokens by `Draft.evidence`: [e] is the chance that a token proposed on bucket e
+            is right where its parent is. The engine learns on from there, for each bucket, over all requests and in each.
+            Without evidence tokens are judged by their confidence, or else by how many the drafter had right in a row.
+        n_top: How many of the target's most probable tokens it wants to be told of, after every token that a round verified:
+            `Verdict.top_ids` and `top_logits`. 0: none, which costs nothing.
+        features: The features of every token that it wants to be fed, by names in the target's `Model.features`. A target that
+            has no such features is refused when the engine is loaded, and so is a drafter that has no `feed` to take them.
+        uses_mtp: Whether it drafts with the target's own layers that predict further tokens, by `Target.forward_mtp`. These
+            are loaded if such a drafter, or one that wraps it, is named; with `auto`, it is one to choose from where the file
+            has them. Set it on the class.
+        memory_options: Options that the target's memory manager is given, where it has them and the user does not set them.
+            Set them on the class.
+    """
+
+    scope: Literal["request", "slot", "process"] = field(default="slot", validator=in_(("request", "slot", "process")))
+    serves: Literal["constraint", "prediction"] | None = None
+    is_costly: bool = False
+    is_certain: bool = False
+    is_paced: bool = False
+    drafts_ahead: bool = False
+    drafts_at_once: bool = False
+    evidence_chances: Sequence[float] = field(default=(), validator=deep_iterable(and_(ge(0), le(1))))
+    n_top: int = field(default=0, validator=[instance_of(int), ge(0)])
+    features: tuple[str, ...] = field(default=(), validator=instance_of(tuple))
+    uses_mtp: bool = False
+    memory_options: Mapping[str, str] = MappingProxyType({})
+
+
 class Drafter(Plugin, ABC):
     """Guesses the next tokens. One instance serves one slot and sees its requests one after another.
 
     `history` is a read-only (h,) int32 view of prompt and output so far. Its last token was just sampled and is not yet in the
     target's memory. A drafter never writes into it and may keep no reference beyond the request. One that fails in a method, by
     an exception or by a wrong result, is left out of the rest of the request.
-
-    `scope` declares how long its knowledge of texts lives, and so which requests it may affect: the `request`, the `slot` with
-    its further requests, or the `process`, all slots together and files for the next process.
     """
 
-    scope: ClassVar[Literal["request", "slot", "process"]] = "slot"
-
-    serves: ClassVar[Literal["constraint", "prediction"] | None] = None
-    """A parameter of requests that it drafts from. Such a drafter needs no naming. It is loaded beside the named ones, and
-    serves the requests that have the parameter, before all others."""
-
-    is_costly: bool = False
-    """Whether every token drafted takes time that matters, as with a model. The planner then settles the length before it
-    asks; the others it asks every round, and takes the parts of their drafts that promise to pay."""
-
-    is_certain: bool = False
-    """Whether its drafts are right by construction. The planner trusts them from the first one on."""
-
-    evidence_chances: Sequence[float] = ()
-    """The prior chances of tokens by `Draft.evidence`: [e] is the chance that a token proposed on bucket e is
-    right where its parent is. The engine learns on from there, for each bucket, over all requests and in each.
-    Without evidence tokens are judged by their confidence, or else by how many the drafter had right in a row."""
-
-    n_top: int = 0
-    """How many of the target's most probable tokens it wants to be told of, after every token that a round verified:
-    `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""
-
-    drafts_ahead: bool = False
-    """Whether `draft_together` takes asks with a `guess`. A cheap drafter is then asked in the same round for the tokens after
-    the likeliest path that others propose. A costly one may be asked while the target, on a device of its own, verifies a
-    draft: for the target's token after the draft's likeliest path, and the tokens after that. If the text goes on that way the
-    rest becomes the next draft, otherwise it is thrown away. A later ask may have any history. It is read before every such
-    ask. It is false for drafters that make passes of the `target`, which is busy then, and for drafters that draw at random,
-    which would draw other drafts without such asks."""
-
-    is_paced: bool = False
-    """Whether `draft_together` follows `Ask.pace`. A costly drafter without it is asked for as many tokens as pay on average;
-    one with it ends each draft where the next token would not pay. Any drafter may fill the rest of the limit with
-    alternatives, of which the planner takes the ones that pay."""
-
-    drafts_at_once: bool = False
-    """Whether a draft of any length takes a costly drafter the same time, such as a block of one pass. The
-    planner then counts that time once; otherwise for each token."""
-
-    memory_options: Mapping[str, str] = MappingProxyType({})
-    """Options that the target's memory manager is given, where it has them and the user does not set them."""
-
-    features: tuple[str, ...] = ()
-    """The features of every token that it wants to be fed, by names in the target's `Model.features`. A target that has no such
-    features is refused when the engine is loaded, and so is a drafter that has no `feed` to take them."""
-
-    uses_mtp: ClassVar[bool] = False
-    """Whether it drafts with the target's own layers that predict further tokens, by `Target.forward_mtp`. These are loaded
-    if such a drafter, or one that wraps it, is named; with `auto`, it is one to choose from where the file has them."""
+    traits: DrafterTraits = DrafterTraits()
+    """Set on the class, or by `__init__` where they depend on options or on the target."""
 
     def __init__(self, options: Any, session: Session) -> None:
         self.options = options
         self.session = session
-
-    @classmethod
-    def scope_of(cls, options: Any) -> Literal["request", "slot", "process"]:  # noqa: ARG003 - for subclasses where it depends
-        """The `scope` with these options: by default the same with all."""
-        return cls.scope
 
     @classmethod
     def wrapped(cls, options: Any) -> str:  # noqa: ARG003 - for subclasses that wrap others

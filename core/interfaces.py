@@ -18,7 +18,7 @@ from attrs import frozen
 
 from augury.batch import Batch
 from augury.devices import CPU, DeviceInfo
-from augury.drafter import Ask, Drafter, Pace, Session
+from augury.drafter import Ask, Drafter, DrafterTraits, Pace, Session
 from augury.files.gguf import BORROWED
 from augury.memory_limit import n_bytes_of_machine
 from augury.memory_manager import MemoryManager, Opened
@@ -40,6 +40,7 @@ __all__ = [
     "Backend",
     "DeviceInfo",
     "Drafter",
+    "DrafterTraits",
     "FoundModel",
     "MemoryManager",
     "Model",

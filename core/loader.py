@@ -247,7 +247,7 @@ class Loader:
             backend: The name of another backend than the engine's. `ModelOptions.placement` may add others.
             memory: A memory manager, see `choose_memory`; it is refused before the weights are read.
             memory_options: Options by memory manager.
-            implied: Options of any manager, see `Drafter.memory_options`.
+            implied: Options of any manager, see `DrafterTraits.memory_options`.
             plan_name: Which of the plans that the architecture offers of the file.
             wants_mtp: Whether layers that predict further tokens are loaded, where there are such and the backend computes
                 them.

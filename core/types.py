@@ -143,7 +143,7 @@ class Draft:
     parents: np.ndarray | None  # (k,) int32
     probabilities: np.ndarray | None  # (k, V) float32: the distribution of each draw; None, or a row of zeros: it was certain
     confidence: np.ndarray | None  # (k,) float32: how probable it takes each token, if its parent is right, 0 to 1
-    evidence: np.ndarray | None  # (k,) int32: the bucket in which it proposes each token, a place in `Drafter.evidence_chances`
+    evidence: np.ndarray | None  # (k,) int32: the bucket of each proposed token, a place in `DrafterTraits.evidence_chances`
 
     def __init__(
         self, tokens: Any = (), parents: Any = None, probabilities: Any = None, confidence: Any = None, evidence: Any = None

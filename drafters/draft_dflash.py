@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
+from attrs import evolve
+
 from augury.drafters.model.block_runner import BlockRunner
 from augury.drafters.model.head_drafter import HeadDrafter
 from augury.drafters.model.model_drafter import drafter_for
@@ -34,7 +36,7 @@ class DraftDflash(HeadDrafter):
     name = "draft-dflash"
     aliases = ("dflash",)
     architecture = "dflash"
-    drafts_at_once = True
+    traits = evolve(HeadDrafter.traits, drafts_at_once=True)
     corrects: ClassVar[bool] = False
     """Whether its heads add logits by the previous token to all logits."""
 

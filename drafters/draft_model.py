@@ -84,7 +84,8 @@ class DraftModel(ModelDrafter):
             self._translation.begin()
             history = self._translation.follow(history)
         is_plain = self._translation is None and self._tree is None and self.sampler is None
-        self.drafts_ahead = is_plain and not self.runner.is_asynchronous  # on a device it might get in the target's way
+        drafts_ahead = is_plain and not self.runner.is_asynchronous  # on a device it might get in the target's way
+        self.traits = evolve(self.traits, drafts_ahead=drafts_ahead)
         return self.runner.begin(self.session.slot, history)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.drafters.model.load_options import p_min_option, vocab_option
 from augury.drafters.model.model_drafter import FeatureDrafter
@@ -37,7 +37,7 @@ class DraftMtp(FeatureDrafter):
     name = "draft-mtp"
     aliases = ("mtp",)
     options_class = DraftMtpOptions
-    uses_mtp = True
+    traits = evolve(FeatureDrafter.traits, uses_mtp=True)
     runner: MtpRunner
 
     def __init__(self, options: DraftMtpOptions, session: Session) -> None:
@@ -45,7 +45,7 @@ class DraftMtp(FeatureDrafter):
         target, n_vocab = session.target, session.model.n_vocab
         if not target.mtp_features:
             raise UnsupportedError(f"draft-mtp: {target.lack_of_mtp}")
-        self.features = (target.mtp_features[0],)
+        self.traits = evolve(self.traits, features=target.mtp_features[:1])
         self.runner = session.shared(
             (self.name, options.vocab),
             lambda: MtpRunner(target, session.options.n_ctx, n_vocab=n_vocab, n_first=options.vocab),

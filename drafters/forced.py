@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, DrafterTraits
 from augury.types import Draft
 
 
@@ -17,9 +17,7 @@ class Forced(Drafter):
     """Proposes the tokens that the constraint forces."""
 
     name = "forced"
-    scope = "request"
-    serves = "constraint"
-    is_certain = True
+    traits = DrafterTraits(scope="request", serves="constraint", is_certain=True)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:  # noqa: ARG002 - the constraint has followed it
         """Propose the forced tokens, if there are any."""

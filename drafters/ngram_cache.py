@@ -34,7 +34,7 @@ from augury.drafters.ngram.counts import NgramCounts
 from augury.drafters.ngram.lookup_file import MAX_NGRAM, NgramCorpus, read_lookup
 from augury.drafters.ngram.past import NgramPast
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter, Session
+from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import Draft, Verdict
 
@@ -65,7 +65,7 @@ class NgramCache(Drafter):
 
     name = "ngram-cache"
     aliases = ("lookup",)
-    scope = "process"
+    traits = DrafterTraits(scope="process")
     options_class = NgramCacheOptions
 
     def __init__(self, options: NgramCacheOptions, session: Session) -> None:

@@ -31,7 +31,7 @@ from attrs import Factory, define, frozen
 
 from augury.drafters.ngram.sizes import size_option
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter, Session
+from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import Draft, Verdict
 
@@ -78,7 +78,7 @@ class NgramMapK(Drafter):
     """Keeps for every key how far its last draft was right. Its knowledge lives as long as the request."""
 
     name = "ngram-map-k"
-    scope = "request"
+    traits = DrafterTraits(scope="request")
     options_class: ClassVar[type[Any]] = NgramMapKOptions
 
     def __init__(self, options: NgramMapKOptions | NgramMapK4vOptions, session: Session) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter, Session
+from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.log import get_logger
 from augury.options import option
 from augury.types import Draft, Verdict
@@ -57,7 +57,7 @@ class NgramMod(Drafter):
     """Learns into the engine's pool and drafts from it."""
 
     name = "ngram-mod"
-    scope = "process"
+    traits = DrafterTraits(scope="process")
     options_class = NgramModOptions
 
     def __init__(self, options: NgramModOptions, session: Session) -> None:

@@ -19,7 +19,7 @@ from attrs import frozen
 
 from augury.drafters.ngram.sizes import size_option
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter, Session
+from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.log import get_logger
 from augury.types import Draft
 
@@ -36,7 +36,7 @@ class NgramSimple(Drafter):
     """Looks up the last n tokens in an index of the request's own text."""
 
     name = "ngram-simple"
-    scope = "request"
+    traits = DrafterTraits(scope="request")
     options_class = NgramSimpleOptions
 
     def __init__(self, options: NgramSimpleOptions, session: Session) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, DrafterTraits
 from augury.types import Draft
 
 
@@ -13,7 +13,7 @@ class NoDrafter(Drafter):
     """Declines every time."""
 
     name = "none"
-    scope = "request"
+    traits = DrafterTraits(scope="request")
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:  # noqa: ARG002 - the interface's
         """Decline."""

@@ -16,7 +16,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter, Session
+from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import Draft
 
@@ -34,8 +34,7 @@ class Prediction(Drafter):
     """Follows the answer through the predicted text."""
 
     name = "prediction"
-    scope = "request"
-    serves = "prediction"
+    traits = DrafterTraits(scope="request", serves="prediction")
     options_class = PredictionOptions
 
     def __init__(self, options: PredictionOptions, session: Session) -> None:

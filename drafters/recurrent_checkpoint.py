@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, chain
-from types import MappingProxyType
 
 import attrs
 import numpy as np
 from attrs import frozen
 
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter, Session
+from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import Draft, Verdict
 
@@ -38,19 +37,21 @@ class RecurrentCheckpoint(Drafter):
     """Drafts as the first of its drafters does that has something to propose."""
 
     name = "recurrent-checkpoint"
-    scope = "process"  # with any inner drafters
     options_class = RecurrentCheckpointOptions
-    memory_options = MappingProxyType({"use_checkpoints": "on"})
+    traits = DrafterTraits(scope="process", memory_options={"use_checkpoints": "on"})
 
     def __init__(self, options: RecurrentCheckpointOptions, session: Session) -> None:
         super().__init__(options, session)
         self._inner = session.drafters(options.inner)
-        self.is_costly = any(each.is_costly for each in self._inner)
-        self.n_top = max((each.n_top for each in self._inner), default=0)
-        buckets = [each.evidence_chances for each in self._inner]
-        self.evidence_chances = tuple(chain.from_iterable(buckets))
-        self._first_buckets = [0, *accumulate(map(len, buckets))]  # by drafter
-        self.features = tuple(dict.fromkeys(name for each in self._inner for name in each.features))
+        inner = [each.traits for each in self._inner]
+        self.traits = attrs.evolve(
+            self.traits,
+            is_costly=any(each.is_costly for each in inner),
+            n_top=max((each.n_top for each in inner), default=0),
+            evidence_chances=tuple(chain.from_iterable(each.evidence_chances for each in inner)),
+            features=tuple(dict.fromkeys(name for each in inner for name in each.features)),
+        )
+        self._first_buckets = [0, *accumulate(len(each.evidence_chances) for each in inner)]  # by drafter
         self._proposed: dict[int, int] = {}  # by drafter: tokens proposed in this round
         self._longest: int | None = None  # None: as long as is allowed
         self._kept = self._replayed = 0.0  # tokens of late, accepted for good and computed again
@@ -76,8 +77,8 @@ class RecurrentCheckpoint(Drafter):
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """Feed the drafters that want it."""
         for each in self._inner:
-            if each.features:
-                each.feed(start, tokens, {name: features[name] for name in each.features})
+            if names := each.traits.features:
+                each.feed(start, tokens, {name: features[name] for name in names})
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """The first draft that is not empty, as long as replays have left it."""
@@ -100,8 +101,8 @@ class RecurrentCheckpoint(Drafter):
         for i, each in enumerate(self._inner):
             own = verdict if i == used else Verdict(0, 0, verdict.n_emitted, is_used=False)
             own = attrs.evolve(own, n_proposed=self._proposed.get(i, 0))
-            if each.n_top and verdict.top_ids is not None and verdict.top_logits is not None:
-                ids, logits = verdict.top_ids[:, : each.n_top], verdict.top_logits[:, : each.n_top]
+            if (n_top := each.traits.n_top) and verdict.top_ids is not None and verdict.top_logits is not None:
+                ids, logits = verdict.top_ids[:, :n_top], verdict.top_logits[:, :n_top]
                 after, parents = verdict.top_after, verdict.top_parents
                 own = attrs.evolve(own, top_after=after, top_parents=parents, top_ids=ids, top_logits=logits)
             each.accept(history, own)

@@ -32,11 +32,11 @@ from functools import cache
 from heapq import heapify, heappop, heappush
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.drafters.ngram.successors import CHANCES, RUNNER_UP_CHANCES, TARGET_CHANCES, Successors, tokens_of
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter, Session
+from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
 
@@ -61,14 +61,14 @@ class Recycle(Drafter):
     """Learns successors into the engine's table and drafts from it."""
 
     name = "recycle"
-    scope = "process"
+    traits = DrafterTraits(scope="process", evidence_chances=CHANCES)
     options_class = RecycleOptions
-    evidence_chances = CHANCES
 
     def __init__(self, options: RecycleOptions, session: Session) -> None:
         super().__init__(options, session)
         n_vocab = session.model.n_vocab
-        self.n_top = n = min(options.n_successors, n_vocab)
+        self._n_successors = n = min(options.n_successors, n_vocab)
+        self.traits = evolve(self.traits, n_top=n)
         self._successors: Successors = session.shared(
             (self.name, n, options.text),
             lambda: Successors(tokens_of(options.text, session.tokenizer, n_vocab), n_vocab, n),
@@ -76,7 +76,7 @@ class Recycle(Drafter):
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Follow the table from the last token and its runners-up."""
-        before, last, n = int(history[-2:][0]), int(history[-1]), self.n_top
+        before, last, n = int(history[-2:][0]), int(history[-1]), self._n_successors
         row, buckets = self._successors.after(before, last)
         runners_up = [token for token in self._successors.of_target(before) if token != last][: n - 1]
         shape = _tree_shape(min(self.options.n_max, limit), self.options.depth, n, has_row=row[0] >= 0)
@@ -117,7 +117,7 @@ def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> list
 
     Returns:
         Of each node its parent, -1 for the last token, which of that one's successors it is, and after these which of its
-        runners-up, and its place in `Recycle.evidence_chances`.
+        runners-up, and its place in `DrafterTraits.evidence_chances`.
     """
     buckets = [min(rank, len(TARGET_CHANCES) - 1) for rank in range(n_successors)]  # by rank
     buckets += [len(TARGET_CHANCES) + min(rank, len(RUNNER_UP_CHANCES) - 1) for rank in range(n_successors - 1)]

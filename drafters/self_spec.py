@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.drafters.model.draft_runner import DraftRequest, WrittenDraft, add_best
 from augury.drafters.model.draft_vocabulary import DraftVocabulary
@@ -26,7 +26,7 @@ from augury.drafters.model.load_options import p_min_option, vocab_option
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions
 from augury.errors import OptionError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Ask, Drafter, Session
+from augury.interfaces import Ask, Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import Draft
 
@@ -54,7 +54,7 @@ class SelfSpec(Drafter):
 
     name = "self-spec"
     aliases = ("spec-self",)
-    scope = "request"
+    traits = DrafterTraits(scope="request")
     options_class = SelfSpecOptions
 
     def __init__(self, options: SelfSpecOptions, session: Session) -> None:
@@ -73,7 +73,7 @@ class SelfSpec(Drafter):
             self._n_layers = options.layers or -(-n_all // 3)
             n_vocab = session.model.n_vocab
             self._vocabulary = session.shared((self.name, options.vocab), lambda: DraftVocabulary(n_vocab, options.vocab))
-            self.is_costly = True
+            self.traits = evolve(self.traits, is_costly=True)
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:
         """Index the prompt if drafts come from the text; otherwise note its tokens."""

@@ -28,15 +28,15 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.drafters.ngram import MAX_CORPUS_TOKENS
 from augury.errors import OptionError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Ask, Drafter, Session
+from augury.interfaces import Ask, Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
 
@@ -112,11 +112,8 @@ class Suffix(Drafter):
     """Keeps the slot's texts in a suffix array. Its knowledge lives as long as the slot, a corpus longer."""
 
     name = "suffix"
-    scope = "slot"
     options_class = SuffixOptions
-    evidence_chances: Sequence[float] = (*_CHANCES, *_BRANCH_CHANCES)
-    is_paced = True
-    drafts_ahead = True
+    traits = DrafterTraits(evidence_chances=(*_CHANCES, *_BRANCH_CHANCES), is_paced=True, drafts_ahead=True)
 
     def __init__(self, options: SuffixOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -134,12 +131,7 @@ class Suffix(Drafter):
             path, vocabulary = Path(options.corpus).expanduser(), vocabulary_digest(session.tokenizer, session.model.n_vocab)
             kept = path, vocabulary, options.max_depth, options.corpus_tokens
             self._corpus = session.shared((self.name, kept), lambda: TextCorpus(*kept, learns=options.corpus_learns))
-            self.evidence_chances = (*self.evidence_chances, *self.evidence_chances)
-
-    @classmethod
-    def scope_of(cls, options: SuffixOptions) -> Literal["slot", "process"]:
-        """With a corpus requests learn from all others."""
-        return "slot" if options.corpus is None else "process"
+            self.traits = evolve(self.traits, scope="process", evidence_chances=2 * (*self.traits.evidence_chances,))
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - requests without drafts may lie between
         """Start a text, but leave out the common part with the previous one, except for its last tokens."""

@@ -203,8 +203,8 @@ def drafter_of_model(registry: Registry, model: str = "any", progress: Progress 
 def takes_draft_model(names: Sequence[str], registry: Registry, owner: str | None) -> bool:
     """Whether some of these drafters takes a draft model of which `owner` is the drafter, see `drafter_of_model`."""
     kinds = [registry.drafters[name] for name in names]
-    if owner is not None and registry.drafters[owner].uses_mtp:
-        return any(kind.uses_mtp for kind in kinds)
+    if owner is not None and registry.drafters[owner].traits.uses_mtp:
+        return any(kind.traits.uses_mtp for kind in kinds)
     return any("model" in options_of(kind.options_class) for kind in kinds)
 
 

@@ -228,7 +228,7 @@ def _paused_gc() -> Iterator[None]:
 
 def drafter_of_mtp(args: argparse.Namespace) -> str | None:
     """The drafter of layers that predict further tokens, or None if the model's file has none that are computed here."""
-    drafters = [name for name, drafter in args.registry.drafters.items() if drafter.uses_mtp]
+    drafters = [name for name, drafter in args.registry.drafters.items() if drafter.traits.uses_mtp]
     if not drafters or placement_words(args):
         return None
     with suppress(AuguryError):  # the engine reports the error

@@ -187,7 +187,7 @@ class Engine(Evaluations):
             of_drafters = attrs.evolve(options, placement=options.placement.of_others)
             tokenizer = loader.load_tokenizer(model)
             template = loader.load_template(file, tokenizer, parse_special=parse_special)
-            implied = {key: value for drafter, _ in chosen for key, value in drafter.memory_options.items()}
+            implied = {key: value for drafter, _ in chosen for key, value in drafter.traits.memory_options.items()}
             context = loader.load(
                 model,
                 options,

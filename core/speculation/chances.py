@@ -73,9 +73,9 @@ class Chances:
         """Start from prior chances.
 
         Args:
-            evidence: See `Drafter.evidence_chances`.
+            evidence: See `DrafterTraits.evidence_chances`.
             is_costly: Whether a model drafts, or something as slow.
-            is_certain: See `Drafter.is_certain`.
+            is_certain: See `DrafterTraits.is_certain`.
         """
         self._has_runs = not (is_costly or is_certain)
         self._weight, self._keep_own = _MODEL if is_costly or len(evidence) else _LOOKUP

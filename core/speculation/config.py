@@ -79,7 +79,7 @@ def choose_drafters(
         yield None
         if draft_model is not None and not is_lent:
             yield _A_MODEL
-        if (has_mtp or is_lent) and any(drafter.uses_mtp for drafter in registry.drafters.values()):
+        if (has_mtp or is_lent) and any(drafter.traits.uses_mtp for drafter in registry.drafters.values()):
             yield _MTP
 
     def preferred(need: str | None) -> str:
@@ -99,7 +99,7 @@ def choose_drafters(
         checked = check_mapping(f"spec_options: {name}", given)
         if found in chain:
             chain[found] = (chain[found][0], dict(checked) | chain[found][1])
-        elif given and (has_mtp or not registry.drafters[found].uses_mtp):  # or else auto would use it if it could
+        elif given and (has_mtp or not registry.drafters[found].traits.uses_mtp):  # or else auto would use it if it could
             in_use = " and ".join(chain) or "none"
             raise OptionError(
                 f"options are given for {name}, but the drafter in use is {in_use}; "
@@ -121,16 +121,16 @@ def serving_drafters(registry: Registry, chosen: Iterable[tuple[type[Drafter], M
     """The drafters that are loaded without being named, for requests with the parameter that they draft from."""
     named = {drafter for drafter, _ in chosen}
     return [
-        (drafter, Member(name, build(drafter.options_class, {}, name), drafter.aliases, drafter.serves))
+        (drafter, Member(name, build(drafter.options_class, {}, name), drafter.aliases, drafter.traits.serves))
         for name, drafter in registry.drafters.items()
-        if drafter.serves is not None and drafter not in named
+        if drafter.traits.serves is not None and drafter not in named
     ]
 
 
 def uses_mtp(registry: Registry, chosen: Sequence[tuple[type[Drafter], Member]]) -> bool:
     """Whether one of some drafters, or one that it wraps, uses layers of the target that predict further tokens."""
     return any(
-        drafter.uses_mtp or uses_mtp(registry, choose_drafters(registry, drafter.wrapped(member.options) or "none"))
+        drafter.traits.uses_mtp or uses_mtp(registry, choose_drafters(registry, drafter.wrapped(member.options) or "none"))
         for drafter, member in chosen
     )
 
@@ -168,7 +168,7 @@ def _specs(spec_type: str | Iterable[str], preferred: Iterable[str]) -> list[Spe
 
 
 def _unsuitable(drafter: type[Drafter], *, need: str | None) -> str | None:
-    needed = _A_MODEL if _takes_model(drafter) else _MTP if drafter.uses_mtp else None
+    needed = _A_MODEL if _takes_model(drafter) else _MTP if drafter.traits.uses_mtp else None
     return None if needed == need else f"it takes {needed or 'nothing'}"
 
 

@@ -133,7 +133,7 @@ class DrafterGuard:
     def drafts_ahead(self) -> bool:
         """Whether it can be asked for the tokens after a guess."""
         may_ask = not (self.is_left_out or self.is_asked_alone)
-        return may_ask and bool(self._call("drafts_ahead", lambda: bool(self.drafter.drafts_ahead)))
+        return may_ask and bool(self._call("drafts_ahead", lambda: self.drafter.traits.drafts_ahead))
 
     def teacher_forced(self, n: int) -> np.ndarray | None:
         """The tokens that it would have drafted for the last n, (n,) integers; None if it never knows."""

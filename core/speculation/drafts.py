@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
-from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from attrs import Factory, define, field, frozen
 
 from augury.errors import PluginError
-from augury.interfaces import Drafter, Pace
+from augury.interfaces import Drafter, DrafterTraits, Pace
 from augury.speculation.chances import TYPICAL, Agreement, Chances
 from augury.speculation.costs import DraftCost
 from augury.speculation.drafted_sequence import DraftedSequence
@@ -55,16 +54,6 @@ class LossBudget:
 
 # Drafters
 
-_DECLARED: dict[str, tuple[Callable[[Any], bool], str]] = {  # attributes of a drafter, with checks of their values
-    "n_top": (lambda n: isinstance(n, Integral) and int(n) >= 0, "a whole number from 0 on"),
-    "evidence_chances": (
-        lambda chances: all(isinstance(chance, Real) and 0 <= float(chance) <= 1 for chance in chances),
-        "probabilities from 0 to 1",
-    ),
-    "features": (lambda names: not isinstance(names, str), "a tuple of names, such as ('output',)"),
-    "scope": (lambda scope: scope in ("request", "slot", "process"), "'request', 'slot' or 'process'"),
-}
-
 
 @define(eq=False)
 class DrafterProfile:
@@ -91,17 +80,15 @@ class DrafterProfile:
         Raises:
             PluginError: It declares what cannot be.
         """
-        for attribute, (is_right, expected) in _DECLARED.items():
-            if not is_right(found := getattr(drafter, attribute)):
-                raise PluginError(f"drafter {drafter.name!r} has {attribute} {found!r}, expected {expected}")
-        if drafter.features and getattr(drafter.feed, "__func__", None) is Drafter.feed:
-            wanted = f"drafter {drafter.name!r} has features {tuple(drafter.features)}, but no method feed that takes them"
+        if not isinstance(traits := drafter.traits, DrafterTraits):
+            raise PluginError(f"drafter {drafter.name!r} has traits {traits!r}, expected DrafterTraits(...)")
+        if traits.features and getattr(drafter.feed, "__func__", None) is Drafter.feed:
+            wanted = f"drafter {drafter.name!r} has features {traits.features}, but no method feed that takes them"
             raise PluginError(f"{wanted}; write feed(self, start, tokens, features), or leave features out")
-        is_costly, is_certain = bool(drafter.is_costly), bool(drafter.is_certain)
-        chances = Chances(drafter.evidence_chances, is_costly=is_costly, is_certain=is_certain)
-        is_paced, n_top, features = bool(drafter.is_paced), int(drafter.n_top), tuple(drafter.features)
-        cost = DraftCost(is_fixed=bool(drafter.drafts_at_once))
-        return cls(drafter.name, is_costly, is_certain, is_paced, n_top, features, chances, cost)
+        is_costly, is_certain = traits.is_costly, traits.is_certain
+        chances = Chances(traits.evidence_chances, is_costly=is_costly, is_certain=is_certain)
+        cost = DraftCost(is_fixed=traits.drafts_at_once)
+        return cls(drafter.name, is_costly, is_certain, traits.is_paced, traits.n_top, traits.features, chances, cost)
 
     def schedule(self, *, is_right: bool) -> None:
         """When to try it again, where it is costly: at once if it was right (catching up takes longest), else later."""

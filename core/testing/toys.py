@@ -12,7 +12,7 @@ import numpy as np
 from augury.blocks import ModelPlan
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
-from augury.interfaces import Backend, Drafter, Model, Progress, Source
+from augury.interfaces import Backend, Drafter, DrafterTraits, Model, Progress, Source
 from augury.registry import Registry
 from augury.testing.tiny_model import PERIOD, write_tiny_model
 from augury.testing.toy_model import ToyModel
@@ -46,7 +46,7 @@ class ToyDrafter(Drafter):
     """Proposes the tokens that a constraint forces, or the ones a period before: a drafter to share a chain with."""
 
     name = "toy-period"
-    scope = "request"
+    traits = DrafterTraits(scope="request")
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Propose the last tokens once more, where there are enough of them."""

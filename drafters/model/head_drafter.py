@@ -37,7 +37,8 @@ class HeadDrafter(FeatureDrafter):
             raise OptionError(f"{self.name} needs a head; pass -md HEAD or --spec-type {self.name}:model=HEAD")
         key = (self.name, reference, attrs.evolve(options, p_min=0.0))
         self.runner = session.shared(key, lambda: self._load(reference))
-        self.features = tuple(dict.fromkeys(filter(None, self.runner.encoder.names)))
+        names = tuple(dict.fromkeys(filter(None, self.runner.encoder.names)))
+        self.traits = attrs.evolve(self.traits, features=names)
 
     @classmethod
     def drafts_with(cls, file: ModelFile) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from augury.drafters.model.draft_runner import DraftRequest, DraftRunner, WrittenDraft
 from augury.drafters.model.draft_sampler import DraftSampler
 from augury.drafters.model.draft_tree import branched
-from augury.interfaces import Ask, Drafter
+from augury.interfaces import Ask, Drafter, DrafterTraits
 from augury.types import Draft
 
 if TYPE_CHECKING:
@@ -37,9 +37,8 @@ class ModelDrafter(Drafter):
         sampler: Of a request whose drafts are drawn.
     """
 
-    scope = "request"  # it learns nothing; its cache outlives a request and changes no draft
-    is_costly = True
-    is_paced = True
+    # it learns nothing; its cache outlives a request and changes no draft
+    traits = DrafterTraits(scope="request", is_costly=True, is_paced=True)
     runner: DraftRunner | MtpRunner
     sampler: DraftSampler | None = None
 
@@ -101,7 +100,7 @@ class ModelDrafter(Drafter):
 
 
 class FeatureDrafter(ModelDrafter):
-    """Lets a model write ahead from hidden states of the target, its `features`."""
+    """Lets a model write ahead from hidden states of the target, `DrafterTraits.features`."""
 
     runner: HiddenRunner | MtpRunner
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attrs import fields
 
-from augury import Drafter
+from augury import Drafter, DrafterTraits
 from augury.errors import OptionError
 from augury.testing import ContractError
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
@@ -49,12 +50,14 @@ def test_its_options_have_bounds():
 
 def test_the_guide_names_every_method_and_attribute_of_a_drafter():
     known = {name for name, value in vars(Drafter).items() if not name.startswith("_abc") and value is not None}
-    public = {name for name in known if not name.startswith("__")} | {"__init__"}
+    public = (
+        {name for name in known if not name.startswith("__")} | {"__init__"} | {each.name for each in fields(DrafterTraits)}
+    )
     assert not [name for name in public if name not in GUIDE]
 
 
 def test_the_guide_names_every_method_whose_exceptions_leave_a_drafter_out():
     (row,) = re.findall(r"^\| an exception \|.*$", GUIDE, re.MULTILINE)
     methods = {name for name, value in vars(Drafter).items() if callable(getattr(Drafter, name)) and not name.startswith("_")}
-    asked_of_classes = {"drafts_with", "scope_of", "wrapped", "wrapping"}
+    asked_of_classes = {"drafts_with", "wrapped", "wrapping"}
     assert set(re.findall(r"`([a-z_]+)`", row)) == methods - {"close"} - asked_of_classes

@@ -210,7 +210,7 @@ def test_what_follows_a_guess_is_drafted_without_computing_anything_again(make, 
     history, model = [1, 2, 3, 4], make()
     (drafter,), (other,) = drafters_of(model), drafters_of(make())
     prefill(drafter, history, 0)
-    assert drafter.drafts_ahead
+    assert drafter.traits.drafts_ahead
     draft = drafter.draft(as_history(history), 3).tokens
     (ahead,) = DraftModel.draft_together([Ask(drafter, as_history(history), 3, draft)])
     guess = [*draft.tolist(), int(ahead.tokens[0])]
@@ -249,7 +249,7 @@ def test_a_draft_model_does_not_draft_ahead_if_it(how, options):
     for name, value in options.items():
         setattr(drafter.session, name, value)
     prefill(drafter, [1, 2], 0)
-    assert not drafter.drafts_ahead
+    assert not drafter.traits.drafts_ahead
 
 
 def test_a_prompt_of_which_a_chunk_is_missing_takes_no_second_step():

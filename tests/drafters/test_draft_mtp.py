@@ -19,7 +19,7 @@ from augury.drafters.model.mtp_runner import MtpRunner
 from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.mtp_file import with_mtp
-from augury.interfaces import Model, Progress
+from augury.interfaces import DrafterTraits, Model, Progress
 from augury.loader import Loader, plan_of
 from augury.options import NoOptions
 from augury.stages import Stage, StagedBackend
@@ -366,7 +366,7 @@ class Wrapping(DraftMtp):
 
     name = "wrapping"
     aliases = ()
-    uses_mtp = False
+    traits = DrafterTraits()
 
     def __init__(self, options, session):
         (self.inner,) = session.drafters("draft-mtp")

@@ -226,4 +226,4 @@ def test_followers_lead_by_count_and_of_equals_the_lowest_does():
 
 def test_it_is_offered_under_its_names():
     (drafter,) = augury_drafters()
-    assert (drafter.name, drafter.aliases, drafter.scope) == ("ngram-cache", ("lookup",), "process")
+    assert (drafter.name, drafter.aliases, drafter.traits.scope) == ("ngram-cache", ("lookup",), "process")

@@ -9,7 +9,7 @@ from support.toys import as_history
 from augury.drafters.recurrent_checkpoint import RecurrentCheckpoint, RecurrentCheckpointOptions
 from augury.engine.engine import Engine
 from augury.errors import OptionError, PluginError
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, DrafterTraits
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET
 from augury.types import Draft, Verdict
 
@@ -146,14 +146,14 @@ def test_evidence_keeps_its_worth_whoever_gives_it():
 
         def __init__(self, chances, proposes):
             super().__init__(None, None)
-            self.evidence_chances, self.proposes = chances, proposes
+            self.traits, self.proposes = DrafterTraits(evidence_chances=chances), proposes
 
         def draft(self, history, limit):
-            n = len(self.evidence_chances)
+            n = len(self.traits.evidence_chances)
             return Draft(range(n), evidence=range(n)) if self.proposes else Draft()
 
     for first, worth in ((True, [0.1, 0.2]), (False, [0.7, 0.8, 0.9])):
         session = SimpleNamespace(drafters=lambda _, first=first: [Known((0.1, 0.2), first), Known((0.7, 0.8, 0.9), True)])
         wrapper = RecurrentCheckpoint(RecurrentCheckpointOptions(), session)
         draft = wrapper.draft(as_history([1]), 9)
-        assert [wrapper.evidence_chances[bucket] for bucket in draft.evidence] == worth
+        assert [wrapper.traits.evidence_chances[bucket] for bucket in draft.evidence] == worth

@@ -97,7 +97,7 @@ def test_every_option_bounds_the_tree():
     for options, n in (({"n_successors": 1}, 6), ({"depth": 1}, 8 + 7), ({"n_max": 5}, 5), ({}, 80)):
         (drafter,) = drafters_of(1, 40, **options)
         for token in range(40):
-            told(drafter, [token], [((8 * token + np.arange(1, 9)) % 40)[: drafter.n_top].tolist()])
+            told(drafter, [token], [((8 * token + np.arange(1, 9)) % 40)[: drafter.traits.n_top].tolist()])
         assert len(drafter.draft(np.array([3, 0], np.int32), 10**6)) == n
 
 
@@ -113,7 +113,7 @@ def test_slots_learn_together_and_rows_that_are_not_finite_teach_nothing():
 
 def test_a_vocabulary_smaller_than_the_row_is_kept_whole():
     (drafter,) = drafters_of(1, n_vocab=3)
-    assert drafter.n_top == 3
+    assert drafter.traits.n_top == 3
 
 
 @pytest.mark.parametrize(("depth", "n_successors"), [(1, 4), (2, 2), (3, 3), (5, 4)])

@@ -132,7 +132,7 @@ def test_a_third_of_the_layers_is_kept_by_default():
 
 @pytest.mark.parametrize(("options", "is_costly"), [({"mode": "layers"}, True), ({}, False)])
 def test_only_layers_take_time_that_matters(options, is_costly):
-    assert SelfSpec(build(SelfSpecOptions, options, "test"), session_of(Recording())).is_costly == is_costly
+    assert SelfSpec(build(SelfSpecOptions, options, "test"), session_of(Recording())).traits.is_costly == is_costly
 
 
 def test_more_layers_than_the_model_has_are_refused():
@@ -255,6 +255,6 @@ def test_all_layers_are_always_right_and_none_are_asked_where_nothing_is_wanted(
 
 
 def test_it_is_offered_under_its_names():
-    assert [(drafter.name, drafter.aliases, drafter.scope) for drafter in augury_drafters()] == [
+    assert [(drafter.name, drafter.aliases, drafter.traits.scope) for drafter in augury_drafters()] == [
         ("self-spec", ("spec-self",), "request")
     ]

@@ -203,7 +203,7 @@ def test_every_branch_follows_an_earlier_occurrence(text, limit, depth):
     followed = {(text[i], *text[i + 1 : i + 1 + n]) for i in range(len(text)) for n in range(depth + 1)}
     assert all((text[-1], *path) in followed for path in paths(found))
     assert len({tuple(path) for path in paths(found)}) == len(found)  # no branch twice
-    assert not len(found) or 0 <= min(found.evidence) <= max(found.evidence) < len(Suffix.evidence_chances)
+    assert not len(found) or 0 <= min(found.evidence) <= max(found.evidence) < len(Suffix.traits.evidence_chances)
 
 
 class Slots:
@@ -244,9 +244,8 @@ def test_with_a_corpus_slots_learn_from_each_other_and_from_earlier_processes(tm
 
 
 def test_without_a_corpus_nobody_learns_from_others():
-    assert Suffix.scope_of(SuffixOptions()) == "slot"
-    assert Suffix.scope_of(SuffixOptions(corpus="x")) == "process"
     assert SuffixOptions().corpus is None
+    assert Suffix.traits.scope == "slot"
 
 
 def test_prompts_are_not_learnt_but_for_what_answers_are_found_by(tmp_path):
@@ -290,8 +289,9 @@ def test_what_a_corpus_says_has_buckets_of_its_own(tmp_path):
     for answer in ([3, 4, 5], [3, 4, 6], [3, 4, 6]):
         slots.answer([1, 2], answer)
     drafter, text = slots.drafters[1], [4, 9, 1, 2, 3, 4]
-    n = len(Suffix.evidence_chances)
-    assert tuple(drafter.evidence_chances) == 2 * tuple(Suffix.evidence_chances)
+    n = len(Suffix.traits.evidence_chances)
+    assert drafter.traits.scope == "process"
+    assert drafter.traits.evidence_chances == 2 * Suffix.traits.evidence_chances
     drafter.begin(as_history(text), 0)
     (found,) = drafter.draft_together([Ask(drafter, as_history(text), 16, pace=Pace(8))])
     by_path = {tuple(path): int(bucket) for path, bucket in zip(paths(found), found.evidence, strict=True)}
@@ -310,7 +310,7 @@ def test_what_follows_a_guess_is_looked_up_in_the_corpus_too(tmp_path):
     drafter.begin(text, 0)
     (found,) = drafter.draft_together([Ask(drafter, text, 16, as_history([3, 4]))])
     assert found.tokens.tolist() == [5, 6]
-    assert min(found.evidence) >= len(Suffix.evidence_chances)
+    assert min(found.evidence) >= len(Suffix.traits.evidence_chances)
     assert drafted(drafter, [7, 8]) == [], "the guess is forgotten"
 
 

@@ -45,7 +45,7 @@ class Rig:
         self.fed = self.features(self.text)
 
     def features(self, text):
-        names = self.drafters[0].features
+        names = self.drafters[0].traits.features
         passed = self._model.forward(Batch.chain(text, features=names))
         return {name: passed.features(name) for name in names}
 

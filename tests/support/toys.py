@@ -122,7 +122,7 @@ def toy_engine(
     chains = [[make(toy) for make in makers] for _ in range(slots)]
     members = tuple(Member(each.name, NoOptions()) for each in chains[0])
     for profile, each in zip(planner.profiles, chains[0], strict=True) if planner else ():
-        profile.name, profile.n_top, profile.features = each.name, each.n_top, tuple(each.features)
+        profile.name, profile.n_top, profile.features = each.name, each.traits.n_top, each.traits.features
     return kind(
         EngineContext(toy, memory(NoOptions(), toy.state_spec, toy)),
         chains,

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from augury import Draft, Drafter, hookimpl
+from augury.interfaces import DrafterTraits
 from augury.options import option
 
 ERRORS = (RuntimeError, ValueError, MemoryError, RecursionError, StopIteration, AssertionError, SystemExit, KeyboardInterrupt)
@@ -135,7 +136,7 @@ class HostileModel(Hostile):
     """The same as something that a planner counts as costly."""
 
     name = "hostile-model"
-    is_costly = True
+    traits = DrafterTraits(is_costly=True)
 
 
 class Plugins:

@@ -45,8 +45,6 @@ def reproducible(subject: Subject) -> None:
 
 def scope(subject: Subject) -> None:
     """A drafter forgets its knowledge with the request or the slot, if it says so."""
-    if subject.scope not in ("request", "slot", "process"):
-        raise contract.SCOPE.broken(subject.name, f"scope {subject.scope!r}, expected request, slot or process")
     other = ScriptedRequest(tuple(range(60, 90)) * 5, REPEATING.rounds)
     alone = subject.drafts([REPEATING])
     if subject.scope == "request":
@@ -130,7 +128,7 @@ def ahead(subject: Subject) -> None:
 
     with DrivenLoop(subject) as loop:
         loop.play(REPEATING)
-        if not loop.drafters[0].drafts_ahead:
+        if not loop.drafters[0].traits.drafts_ahead:
             return
     _check_knows_asks(subject, contract.AHEAD, "drafts_ahead without a `draft_together` that knows `Ask.guess`")
 
@@ -166,7 +164,7 @@ def _check_knows_asks(subject: Subject, promise: Contract, seen: str) -> None:
 def pace(subject: Subject) -> None:
     """A draft ends where the planner says that further tokens do not pay."""
     with DrivenLoop(subject) as loop:
-        if not loop.drafters[0].is_paced:
+        if not loop.drafters[0].traits.is_paced:
             return
     _check_knows_asks(subject, contract.PACE, "is_paced without a `draft_together` that knows `Ask.pace`")
     for each in (Pace(1), Pace(3, 0.3), Pace(64, 0.01)):

@@ -20,11 +20,11 @@ TEACHER_FORCED = Contract("`teacher_forced` returns (n,) int32 tokens, or None."
 REPRODUCIBLE = Contract(
     "The same calls give the same drafts; random numbers are seeded, clocks not asked.", f"“State” in {_GUIDE}"
 )
-SCOPE = Contract("What a drafter learns lives no longer than its `scope` says.", "augury.Drafter.scope")
+SCOPE = Contract("What a drafter learns lives no longer than its `scope` says.", "augury.DrafterTraits.scope")
 TOGETHER = Contract("`draft_together` drafts what `draft` does slot by slot.", "augury.Drafter.draft_together")
 AHEAD = Contract(
     "Drafting ahead leaves no trace but the draft, which is what `draft` gives once the guess is history.",
-    "augury.Drafter.drafts_ahead",
+    "augury.DrafterTraits.drafts_ahead",
 )
 PACE = Contract("A drafter that `is_paced` ends its drafts where `Ask.pace` says.", "augury.interfaces.Pace")
 OPTIONS = Contract(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -65,10 +66,11 @@ class Subject:
         """The drafter's."""
         return self.drafter.name
 
-    @property
+    @cached_property
     def scope(self) -> str:
         """How long its knowledge of texts lives, as it says."""
-        return self.drafter.scope_of(self.options())
+        with DrivenLoop(self) as loop:
+            return loop.drafters[0].traits.scope
 
     @property
     def is_alone(self) -> bool:
@@ -78,7 +80,7 @@ class Subject:
     @property
     def params(self) -> dict[str, Any]:
         """The parameter of a request that it drafts from, in an engine."""
-        return {"prediction": PROMPTS[0]} if self.drafter.serves == "prediction" else {}
+        return {"prediction": PROMPTS[0]} if self.drafter.traits.serves == "prediction" else {}
 
     def options(self, **values: Any) -> Any:
         """The drafter's options, some of them changed."""

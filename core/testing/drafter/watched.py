@@ -119,7 +119,7 @@ class Watched(Drafter):
             raise self.__broken(contract.LIMIT, f"{len(draft)} tokens where the limit was {limit}")
         if len(outside := draft.tokens[(draft.tokens < 0) | (draft.tokens >= n_vocab)]):
             raise self.__broken(contract.VOCABULARY, f"token {outside[0]}, where the target has 0 to {n_vocab - 1}")
-        if (seen := misfit(draft, n_vocab, len(self.evidence_chances)) or _odd_probabilities(draft)) is not None:
+        if (seen := misfit(draft, n_vocab, len(self.traits.evidence_chances)) or _odd_probabilities(draft)) is not None:
             raise self.__broken(contract.DRAFT, seen)
         return draft
 

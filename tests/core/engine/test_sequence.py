@@ -8,7 +8,7 @@ from support.toys import ScriptedDrafter, toy_engine
 
 from augury.engine.sampler import Sampler
 from augury.errors import ModelFileError, OptionError
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, DrafterTraits
 from augury.text.tokenizer import load_tokenizer
 from augury.types import Draft
 
@@ -46,7 +46,7 @@ class Trees(Drafter):
 class ToldTrees(Trees):
     """Wants the best tokens of each row, of which the first is then chosen."""
 
-    n_top = 3
+    traits = DrafterTraits(n_top=3)
 
 
 DRAFTERS = {

@@ -11,7 +11,7 @@ from support.toys import planner_of, toy_engine
 from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine
 from augury.errors import OptionError
-from augury.interfaces import Ask, Drafter
+from augury.interfaces import Ask, Drafter, DrafterTraits
 from augury.passes import ArrayPass
 from augury.speculation import ahead
 from augury.speculation.chances import TYPICAL
@@ -60,8 +60,7 @@ class Writer(Drafter):
     """Writes as the target would, but for every `error`-th place of the text."""
 
     name = "writer"
-    is_costly = True
-    drafts_ahead = True
+    traits = DrafterTraits(is_costly=True, drafts_ahead=True)
     error = 10**9
 
     def __init__(self, model):
@@ -175,7 +174,7 @@ def test_no_drafter_writes_over_the_logits_of_a_pass_that_is_computed():
 @pytest.mark.parametrize(
     ("drafter", "how"),
     [
-        (type("Unable", (Writer,), {"drafts_ahead": False}), {}),
+        (type("Unable", (Writer,), {"traits": DrafterTraits(is_costly=True)}), {}),
         (Writer, {"target": ToyModel}),
         (Writer, {"planner": None}),
         (Writer, {"verify": "rejection"}),

@@ -12,6 +12,7 @@ from support.toys import ScriptedDrafter, planner_of, toy_engine
 
 from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine
+from augury.interfaces import DrafterTraits
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.drafts import CostlyAsk, DrafterProfile
@@ -34,7 +35,7 @@ class Fault(ScriptedDrafter):
 
     name = "fault"
     method = None
-    evidence_chances = (0.5, 0.8)
+    traits = DrafterTraits(evidence_chances=(0.5, 0.8))
 
     def begin(self, history, n_reused):
         self.is_faulty = history[:2].tolist() == PROMPTS[1]
@@ -228,10 +229,10 @@ def test_one_request_goes_on_without_a_drafter_that_fails(method, told, fault, c
 
 class Growing(ScriptedDrafter):
     name = "growing"
-    evidence_chances = (0.9,)
+    traits = DrafterTraits(evidence_chances=(0.9,))
 
     def draft(self, history, limit):
-        self.evidence_chances = (0.9, 0.9)
+        self.traits = DrafterTraits(evidence_chances=(0.9, 0.9))
         tokens = super().draft(history, limit).tokens
         return Draft(tokens, evidence=[1] * len(tokens))
 
@@ -408,7 +409,7 @@ COSTS = PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.2)], 64)
 
 class Costly(ScriptedDrafter):
     name = "costly"
-    is_costly = True
+    traits = DrafterTraits(is_costly=True)
 
 
 class Asking(DraftPlanner):
@@ -460,8 +461,6 @@ def test_a_warning_that_cannot_be_written_ends_nothing(monkeypatch):
 
 class Wild(ScriptedDrafter):
     """Does anything at any time."""
-
-    is_costly = False
 
     def __init__(self, model, seed, rate):
         super().__init__(model)
@@ -520,7 +519,7 @@ def test_whatever_fails_at_any_time_the_tokens_are_those_of_plain_decoding(
     seed, rate, kinds, is_costly, slots, is_planned, way
 ):
     def maker(i, kind):
-        named = type(kind.__name__, (kind,), {"name": f"d{i}", "is_costly": is_costly[i]})
+        named = type(kind.__name__, (kind,), {"name": f"d{i}", "traits": DrafterTraits(is_costly=is_costly[i])})
         return lambda model: named(model, [seed, i], rate)
 
     planner = None

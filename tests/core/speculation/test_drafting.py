@@ -12,7 +12,7 @@ from support.toys import Gate, ScriptedDrafter, planner_of, toy_engine
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
 from augury.engine.sequence import RunningSequence
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, DrafterTraits
 from augury.plugins.memory.contiguous import Contiguous
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import CostlyAsk, RequestDrafter
@@ -27,7 +27,7 @@ scripts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, 
 
 def named(name, script, **facts):
     """A maker of scripted drafters of another name."""
-    kind = type(name, (ScriptedDrafter,), {"name": name} | facts)
+    kind = type(name, (ScriptedDrafter,), {"name": name, "traits": DrafterTraits(**facts)})
     return lambda model: kind(model, script)
 
 
@@ -248,7 +248,7 @@ class Seeing(ScriptedDrafter):
     """Costly, and would have been right about all tokens but the last."""
 
     name = "seeing"
-    is_costly = True
+    traits = DrafterTraits(is_costly=True)
     is_blind = False
 
     def teacher_forced(self, history, n):
@@ -352,9 +352,8 @@ def test_a_draft_takes_the_time_of_drafters_that_are_asked_only_if_they_are_used
             now[0] += 0.25
             return super().draft(history, limit)
 
-    with toy_engine(
-        drafter=lambda model: type("Slow", (Slow,), {"is_costly": is_costly})(model, [(2, 0)]), planner=planner
-    ) as engine:
+    Slow.traits = DrafterTraits(is_costly=is_costly)
+    with toy_engine(drafter=lambda model: Slow(model, [(2, 0)]), planner=planner) as engine:
         engine.generate([1], max_tokens=9, **GREEDY)
     assert set(seen) == {draft_s}
 
@@ -454,7 +453,7 @@ def test_a_drafter_that_wants_them_is_told_the_best_tokens_after_every_verified_
 
     class Watching(Drafter):
         name = "watching"
-        n_top = n_wanted
+        traits = DrafterTraits(n_top=n_wanted)
         n_seen = 0
 
         def __init__(self, model):
@@ -528,7 +527,7 @@ def test_lookups_extend_what_a_model_proposes(way):
         """Knows what follows a guess, and nothing else."""
 
         name = "lookup"
-        drafts_ahead = True
+        traits = DrafterTraits(drafts_ahead=True)
 
         @classmethod
         def draft_together(cls, asks):

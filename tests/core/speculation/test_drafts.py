@@ -2,6 +2,7 @@ import pytest
 from support.toys import ScriptedDrafter
 
 from augury.errors import PluginError
+from augury.interfaces import DrafterTraits
 from augury.speculation.chances import Chances
 from augury.speculation.drafts import DrafterProfile, LossBudget, RequestDrafter, SlotProposals, VerifiedNodes
 from augury.types import Draft
@@ -122,25 +123,25 @@ def test_a_branch_beside_the_first_one_says_nothing_of_how_far_a_model_goes():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("n_top", "8", "n_top '8', expected a whole number from 0 on"),
-        ("n_top", -1, "n_top -1, expected a whole number from 0 on"),
-        ("evidence_chances", (0.5, 3), r"evidence_chances \(0.5, 3\), expected probabilities from 0 to 1"),
-        ("features", "output", r"features 'output', expected a tuple of names, such as \('output',\)"),
-        ("scope", "requests", "scope 'requests', expected 'request', 'slot' or 'process'"),
-    ],
+    "wrong",
+    [{"n_top": "8"}, {"n_top": -1}, {"evidence_chances": (0.5, 3)}, {"features": "output"}, {"scope": "requests"}],
+    ids=str,
 )
-def test_a_drafter_that_declares_what_cannot_be_is_refused(name, value, told):
+def test_traits_that_cannot_be_are_refused(wrong):
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        DrafterTraits(**wrong)
+
+
+def test_a_drafter_whose_traits_are_no_such_record_is_refused():
     drafter = ScriptedDrafter(None)
-    setattr(drafter, name, value)
-    with pytest.raises(PluginError, match=f"drafter 'scripted' has {told}"):
+    drafter.traits = {"scope": "slot"}
+    with pytest.raises(PluginError, match=r"drafter 'scripted' has traits \{'scope': 'slot'\}, expected DrafterTraits"):
         DrafterProfile.of(drafter)
 
 
 def test_a_drafter_with_features_and_no_method_that_takes_them_is_refused():
     drafter = ScriptedDrafter(None)
-    drafter.features = ("output",)
+    drafter.traits = DrafterTraits(features=("output",))
     with pytest.raises(
         PluginError, match=r"has features \('output',\), but no method feed that takes them; write feed\(self, "
     ):

@@ -10,7 +10,7 @@ from augury import Engine
 from augury.engine.round_pass import RoundPass
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, DrafterTraits
 from augury.testing.toys import TINY_TARGET
 from augury.types import Draft
 
@@ -23,12 +23,12 @@ class Nearest(Drafter):
     """Drafts what came two tokens after the place whose hidden state was most like that of the last token it was fed."""
 
     name = "nearest"
-    features = ("layer.0", "output")
+    traits = DrafterTraits(features=("layer.0", "output"))
 
     def __init__(self, options, session):
         super().__init__(options, session)
         self.texts = []  # of requests that are over: tokens and what was fed of each
-        self.tokens, self.states = np.empty(0, np.int32), {name: np.empty((0, 0), np.float32) for name in self.features}
+        self.tokens, self.states = np.empty(0, np.int32), {name: np.empty((0, 0), np.float32) for name in self.traits.features}
 
     def n_held(self, history):
         n = min(len(self.tokens), len(history))
@@ -37,7 +37,7 @@ class Nearest(Drafter):
     def feed(self, start, tokens, features):
         assert start <= len(self.tokens), "nothing is left out"
         self.tokens = np.concatenate([self.tokens[:start], tokens])
-        for name in self.features:
+        for name in self.traits.features:
             assert features[name].dtype == np.float32
             before = self.states[name][:start] if start else np.empty((0, features[name].shape[1]), np.float32)
             self.states[name] = np.concatenate([before, features[name]])
@@ -74,7 +74,7 @@ class Blind(Nearest):
 
 
 class Deep(Nearest):
-    features = ("layer.9",)
+    traits = DrafterTraits(features=("layer.9",))
 
 
 class Plug:
@@ -127,7 +127,7 @@ def test_what_is_fed_is_what_one_pass_over_the_text_computes_and_the_output_is_p
             engine.generate(tokens, max_tokens=1, cache_prompt=False)
             drafter = engine._drafters[0]
             assert tuple(drafter.tokens.tolist()) == tokens
-            for name in Nearest.features:
+            for name in Nearest.traits.features:
                 assert np.array_equal(states[name], drafter.states[name])
 
 

@@ -4,6 +4,7 @@ import pytest
 from oracles.planner_scenarios import request_of, slot_of
 from support.toys import ScriptedDrafter, planner_of, toy_engine
 
+from augury.interfaces import DrafterTraits
 from augury.speculation.chances import Agreement, Bucket
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import DrafterProfile
@@ -15,11 +16,8 @@ COSTS = [PassTime(n, 0, 0.02 + 0.001 * n) for n in (1, 4, 16)]
 
 
 class Telling:
-    scope, is_costly, is_certain, is_paced, drafts_at_once = "slot", False, False, False, False
-    n_top, features = 0, ()
-
     def __init__(self, name, *evidence_chances):
-        self.name, self.evidence_chances = name, evidence_chances
+        self.name, self.traits = name, DrafterTraits(evidence_chances=evidence_chances)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from attrs import frozen
 
 from augury.errors import OptionError, PluginError
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, DrafterTraits
 from augury.options import option
 from augury.testing import ContractError, check_drafter
 from augury.testing.drafter import suite
@@ -153,7 +153,7 @@ Random = mutant(draft=lambda self, history, limit: Draft(np.random.default_rng()
 class Stepping(Honest):
     """Reads the prompt token by token, and lets others go on in between."""
 
-    scope = "request"
+    traits = DrafterTraits(scope="request")
 
     def begin(self, history, n_reused):
         self.followers = {}
@@ -171,8 +171,7 @@ class Stepping(Honest):
 class Reading(Honest):
     """Wants the target's hidden states, of every token, and keeps those of one request."""
 
-    scope = "request"
-    features = ("output",)
+    traits = DrafterTraits(scope="request", features=("output",))
 
     def n_held(self, history):
         return 0
@@ -232,7 +231,7 @@ class Unforgetting(Stepping):
 class Crowded(Stepping):
     """All slots read into one place."""
 
-    scope = "slot"
+    traits = DrafterTraits(scope="slot")
     places: ClassVar[list[int]] = []
 
     def steps(self, history):
@@ -245,7 +244,7 @@ class Crowded(Stepping):
 
 
 class Global(Honest):
-    scope = "slot"
+    traits = DrafterTraits(scope="slot")
     seen: ClassVar[list[int]] = []
 
     def begin(self, history, n_reused):
@@ -258,7 +257,7 @@ class Global(Honest):
 class SharedPool(Honest):
     """Learns with all slots of its engine, and does not say so."""
 
-    scope = "slot"
+    traits = DrafterTraits(scope="slot")
 
     def begin(self, history, n_reused):
         self.pool = self.session.shared("pool", set)
@@ -268,11 +267,11 @@ class SharedPool(Honest):
         return Draft(sorted(self.pool)[:limit])
 
 
-HonestPool = mutant(SharedPool, scope="process")
+HonestPool = mutant(SharedPool, traits=DrafterTraits(scope="process"))
 
 
 class Remembering(Honest):
-    scope = "request"
+    traits = DrafterTraits(scope="request")
     n_requests = 0
 
     def begin(self, history, n_reused):
@@ -282,8 +281,7 @@ class Remembering(Honest):
         return Draft([self.n_requests])
 
 
-HonestlyRemembering = mutant(Remembering, scope="slot")
-Scopeless = mutant(scope="always")
+HonestlyRemembering = mutant(Remembering, traits=DrafterTraits(scope="slot"))
 Divided = mutant(draft_together=classmethod(lambda cls, asks: [Draft() for _ in asks]))
 Losing = mutant(draft_together=classmethod(lambda cls, asks: [ask.drafter.draft(ask.history, ask.limit) for ask in asks[1:]]))
 
@@ -291,7 +289,7 @@ Losing = mutant(draft_together=classmethod(lambda cls, asks: [ask.drafter.draft(
 class Ahead(Honest):
     """Drafts after guesses as it does after histories."""
 
-    drafts_ahead = True
+    traits = DrafterTraits(drafts_ahead=True)
 
     @classmethod
     def draft_together(cls, asks):
@@ -318,7 +316,7 @@ class Credulous(Ahead):
 class Paced(Honest):
     """Knows how deep it pays to draft."""
 
-    is_paced = True
+    traits = DrafterTraits(is_paced=True)
 
     @classmethod
     def draft_together(cls, asks):
@@ -337,8 +335,8 @@ class Paced(Honest):
 
 Tireless = mutant(Paced, length=staticmethod(lambda pace, limit: limit))
 Hopeful = mutant(Paced, length=staticmethod(lambda pace, limit: limit if pace is None else pace.depth))
-Heedless = mutant(is_paced=True)
-Alone = mutant(drafts_ahead=True)
+Heedless = mutant(traits=DrafterTraits(is_paced=True))
+Alone = mutant(traits=DrafterTraits(drafts_ahead=True))
 Brief = mutant(teacher_forced=lambda self, history, n: np.ones(1, np.int32))
 
 
@@ -408,7 +406,6 @@ class Dividing(Honest):
         ("gives the same drafts for the same calls", Global, "before it was"),
         ("remembers no longer than its scope", SharedPool, "scope is “slot”, but another slot's requests change drafts"),
         ("remembers no longer than its scope", Remembering, "scope is “request”, but after another request drafts are others"),
-        ("remembers no longer than its scope", Scopeless, "'always'"),
         ("drafts beside other slots as alone", SharedPool, "beside other slots"),
         (ANY_SCRIPT, Satiated, "MemoryError: full, after: "),
         (ANY_SCRIPT, Boasting, "`n_held` returns how many of the first tokens it can do without, 0 to all. Seen: "),

@@ -99,7 +99,7 @@ def test_a_file_without_figures_by_bucket_is_named(tmp_path, capsys, content):
 
 def shipped():
     """The chances that tokens begin with, by drafter and bucket, and the ratios of agreement, by kind and chance."""
-    own = {(name, f"evidence {i}"): p for name, each in DRAFTERS.items() for i, p in enumerate(each.evidence_chances)}
+    own = {(name, f"evidence {i}"): p for name, each in DRAFTERS.items() for i, p in enumerate(each.traits.evidence_chances)}
     chances = Chances()
     buckets = chances.buckets(Draft([0] * 40), 0)
     buckets += chances.buckets(Draft([0] * 1000, confidence=[i / 1000 for i in range(1000)]), 0)
@@ -125,7 +125,7 @@ def measured():
 def test_chances_begin_with_what_was_measured():
     table, own = measured(), shipped()
     again = "the tables of docs/benchmarks.md, “What buckets are worth”, are of other buckets; measure again as it says there"
-    assert {each.drafter for each in table} >= {name for name, each in DRAFTERS.items() if each.evidence_chances}, again
+    assert {each.drafter for each in table} >= {name for name, each in DRAFTERS.items() if each.traits.evidence_chances}, again
     assert {(each.drafter, each.bucket) for each in table} <= own.keys(), again
     for each in table:
         assert own[each.drafter, each.bucket] == each.prior, f"{each}: {again}"
