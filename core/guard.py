@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from textwrap import shorten
-from typing import Any
+from typing import Any, TypeVar
 
 from augury.log import get_logger
+
+Result = TypeVar("Result")
 
 _N_SLOW = 2  # calls that take too long, after which a plugin is not called again: the first may have compiled something
 
@@ -26,34 +28,38 @@ class SlowCalls:
         return TimeoutError(f"took {seconds:.3g} s, the second call that took more than {limit_s:g} s")
 
 
-def attempt(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
-    """Call a plugin; returns its result and None, or None and its exception, `SystemExit` included.
+def guarded(
+    call: Callable[..., Result], *arguments: Any, failed: Callable[[BaseException], object] | None = None, **keywords: Any
+) -> Result | None:
+    """Call a plugin; returns its result, or None if it fails, be it by `SystemExit`.
 
-    >>> attempt(int, "7")
+    `failed` is told of the exception; without it there is a warning.
+
+    >>> guarded(int, "7"), guarded(int, "seven", failed=lambda error: print(type(error).__name__))
+    ValueError
     (7, None)
     """
     try:
-        return call(*arguments, **keywords), None
+        return call(*arguments, **keywords)
     except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
-        return None, error
-
-
-def guarded(call: Callable[..., object], *arguments: Any, **keywords: Any) -> bool:
-    """Call a plugin whose failure becomes a warning; returns whether the call succeeded."""
-    _, error = attempt(call, *arguments, **keywords)
-    if error is not None:
-        plugin, _ = attempt(lambda: getattr(call, "__qualname__", None) or str(call))
-        warn("augury.engine.loop", "plugin failed", error, plugin=plugin)
-    return error is None
+        if failed is not None:
+            failed(error)
+        else:
+            plugin = guarded(lambda: getattr(call, "__qualname__", None) or str(call), failed=_is_ignored)
+            warn("augury.engine.loop", "plugin failed", error, plugin=plugin)
+        return None
 
 
 def warn(logger: str, message: str, error: BaseException, **facts: Any) -> None:
     """Log a plugin's failure, at level DEBUG its traceback. If that fails, as with standard error closed, nobody is told."""
-    attempt(lambda: get_logger(logger).warning(message, **facts, error=describe(error)))
-    attempt(logging.getLogger(logger).debug, "its traceback", exc_info=error)
+    guarded(lambda: get_logger(logger).warning(message, **facts, error=describe(error)), failed=_is_ignored)
+    guarded(logging.getLogger(logger).debug, "its traceback", exc_info=error, failed=_is_ignored)
 
 
 def describe(error: BaseException) -> str:
     """An error in a line of text."""
-    text, _ = attempt(lambda: shorten(f"{type(error).__name__}: {error}", 300, placeholder="…"))
+    text = guarded(lambda: shorten(f"{type(error).__name__}: {error}", 300, placeholder="…"), failed=_is_ignored)
     return text or type(error).__name__  # a stranger's error may not be able to print itself
+
+
+def _is_ignored(_: BaseException) -> None: ...

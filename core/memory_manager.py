@@ -31,9 +31,9 @@ class Opened:
 class MemoryManager(Plugin, ABC):
     """Decides which tokens the slots of a model keep; the backend owns the bytes.
 
-    It knows the tokens of every slot, so that a request can reuse the longest prefix that a free slot still holds. A pass that
-    was prepared and never committed has failed: the state of the sequence is unknown, and whether it took in the tokens
-    accepted before. A slot may be prepared again before there was a pass; then the last time counts.
+    It knows the tokens of every slot, so that a request can reuse the longest prefix that a free slot still holds. If no
+    `commit` follows `prepare`, the pass failed and the slot's state is undefined. A slot may be prepared again before there was
+    a pass; then the last time counts.
     """
 
     replays_accepted: bool = False

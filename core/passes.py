@@ -246,7 +246,7 @@ class Context(ABC):
         """Free the slot; a later text may reuse its contents."""
 
     @abstractmethod
-    def feed(
+    def prepare(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
     ) -> SlotInput:
         """A slot's share of the next pass.

@@ -100,7 +100,7 @@ def test_a_draft_model_s_state_is_that_of_a_fresh_run_over_what_was_accepted(dra
     def state_of(model, memory, text):
         context = EngineContext(model, memory)
         opened = context.open(np.array(text, np.int32))
-        feed = context.feed(opened.slot, np.array(text[opened.n_reused :], np.int32))
+        feed = context.prepare(opened.slot, np.array(text[opened.n_reused :], np.int32))
         context.forward([feed])
         context.commit(feed)
         return opened.n_reused, [array.tolist() for array in model.slot_memory(opened.slot, len(text))]

@@ -75,7 +75,7 @@ class Played(DrivenMemory):
         """Everything that a slot holds of its text, to whose end some tokens are added."""
         n = len(self.texts[slot])
         added = [self.texts[slot][-1], *range(-n % BLOCK)]
-        feed = self._context.feed(slot, np.array(added, np.int32))
+        feed = self._context.prepare(slot, np.array(added, np.int32))
         self._context.forward([feed])
         self._context.commit(feed)
         return [array.tobytes() for array in self.model.slot_memory(slot, n - 1 + len(added))]

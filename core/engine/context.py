@@ -82,13 +82,13 @@ class EngineContext(Context):
     def save(self, slot: int) -> bytes:
         """See `MemoryManager.save`; a pass first repairs a state that has taken in rejected tokens."""
         if self.memory.replays_accepted:
-            feed = self.feed(slot, _NO_TOKENS)
+            feed = self.prepare(slot, _NO_TOKENS)
             if feed.reservation.restore:
                 self._forward_draft([feed], self._batch([feed]))
             self.commit(feed)
         return self.memory.save(slot)
 
-    def feed(
+    def prepare(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
     ) -> SlotInput:
         if slot in self._unknown:
@@ -117,14 +117,14 @@ class EngineContext(Context):
 
     def forward_drafts(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
         """See `Target.forward`. The effect of a failed pass on accepted tokens or a recurrent state is unknown."""
-        feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.memory.replays_accepted else []
+        feeds = [self.prepare(slot, _NO_TOKENS) for slot in written] if self.memory.replays_accepted else []
         if feeds := [feed for feed in feeds if feed.reservation.replay]:
             self._forward_draft(feeds, self._batch(feeds))  # through all layers, because replayed tokens stay
             for feed in feeds:
                 self.commit(feed)
         feeds = []
         for slot, tokens in written.items():
-            feed = self.feed(slot, _NO_TOKENS, 1, Draft(tokens))
+            feed = self.prepare(slot, _NO_TOKENS, 1, Draft(tokens))
             feeds.append(feed if self._has_sequence_state else self._not_yet_computed(feed, n_layers))
         logits = self._forward_draft(feeds, attrs.evolve(self._batch(feeds, (0, n_layers)), vocabulary=vocabulary))
         for feed in feeds:
@@ -140,7 +140,7 @@ class EngineContext(Context):
         ends = np.cumsum(sizes)
         if not self.info.mtp_keeps:
             starts = [start - 1 for start in starts]
-            seen = [self.feed(feed.slot, _NO_TOKENS) for feed in feeds]  # accepted tokens come to their places first
+            seen = [self.prepare(feed.slot, _NO_TOKENS) for feed in feeds]  # accepted tokens come to their places first
         accepted = [(each.slot, *pair) for each in seen for pair in each.reservation.accepted]
         batch = Batch(
             np.concatenate([feed.tokens for feed in feeds]),
@@ -228,7 +228,7 @@ class EngineContext(Context):
 class CheckedContext(EngineContext):
     """A context that plugins feed: it checks all inputs, because kernels do not."""
 
-    def feed(
+    def prepare(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
     ) -> SlotInput:
         tokens = _checked(self, slot, tokens)
@@ -241,7 +241,7 @@ class CheckedContext(EngineContext):
             raise OptionError(
                 f"{n_more} more passes after a feed, expected one row, no draft, and a model without recurrent state"
             )
-        return super().feed(slot, tokens, rows, draft, n_more)
+        return super().prepare(slot, tokens, rows, draft, n_more)
 
     def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         n_features = len(features) - any(feed.hidden is not None for feed in feeds)

@@ -243,13 +243,13 @@ def _read(
     places: dict[int, tuple[int, int]] = {}  # by text: its slot, and how many of its tokens are computed
     try:
         while waiting or places:
-            while waiting and (slot := loop.take(texts[waiting[0]])) is not None:
+            while waiting and (slot := loop.reserve_slot(texts[waiting[0]])) is not None:
                 places[waiting.popleft()] = slot, 0
             feeds, n_left = [], loop.n_chunk
             for text, (slot, start) in places.items():
                 if len(tokens := texts[text][start : start + n_left]):
                     first, last = np.searchsorted(rows, (start, start + len(tokens)))
-                    feeds.append((text, start, context.feed(slot, tokens, (rows[first:last] - start).astype(np.int32))))
+                    feeds.append((text, start, context.prepare(slot, tokens, (rows[first:last] - start).astype(np.int32))))
                     n_left -= len(tokens)
             if feeds:
                 passed, at = context.forward([feed for *_, feed in feeds], features), 0

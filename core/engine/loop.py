@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from attrs import Factory, define, evolve, field
 
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
-from augury.engine.round_pass import RoundPass, ScheduledInput
+from augury.engine.round_pass import RoundPass, RoundRecord, ScheduledInput
 from augury.engine.sequence import RunningSequence
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineCounter, EngineStats, log_request
@@ -27,10 +28,8 @@ from augury.guard import guarded
 from augury.interfaces import Opened
 from augury.log import DRAFT_LOGGER
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import Outcome, VerifiedNodes
-from augury.types import Round, tokens_array
-
-Result = TypeVar("Result")
+from augury.speculation.drafts import Outcome
+from augury.types import Round, Summary, tokens_array
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
 CHUNK_BESIDE = 128  # the same while others decode, because they wait for the pass
@@ -75,67 +74,18 @@ class Loop:
 
     def round(self) -> None:
         """Run one round. A failure in it ends the sequences that it concerns, with that error, and no others."""
-        self._drop_cancelled()
-        plain: list[RunningSequence] = []  # in every step of a round so: list[Sequence]() takes forty times as long
-        drafted: list[RunningSequence] = []
-        for sequence in tuple(self._running):
-            if sequence.is_prefilling:
-                continue
-            if sequence.waits_for_drafters:
-                self._attempt([sequence], self._drafting.prefill, sequence)
-            if not sequence.waits_for_drafters:
-                (drafted if sequence.is_drafted else plain).append(sequence)
-        self._admit()  # with what drafters now hold of a prompt, too: others may begin with the same
-        prefilling = [sequence for sequence in self._running if sequence.is_prefilling]
-        start = perf_counter()
-        shares = self._shares(plain, drafted, prefilling)
-        draft_s = perf_counter() - start
-        if not shares:  # nobody is there, or all wait for their drafters
+        record = self._schedule()
+        if not record.scheduled:  # nobody is there, or all wait for their drafters
             return
-        parts = self._context, self._drafting, shares, self._n_vocab
-        if not (passes := self._attempt([share.sequence for share in shares], RoundPass.compute, *parts)):
-            return
-        (done,) = passes
-        settled: list[tuple[ScheduledInput, Outcome, int]] = []
-        row = first = 0
-        for share in shares:
-            settled += [(share, outcome, first) for outcome in self._attempt([share.sequence], self._emit, share, done, row)]
-            row, first = row + share.n_rows, first + share.feed.n_tokens
-        settling = perf_counter()
-        decoded: list[tuple[VerifiedNodes, Outcome]] = []
-        n_drafted = n_accepted = n_emitted = 0
-        for share, outcome, first in settled:  # after all is kept: a pass of theirs writes over logits and states
-            if done.features:
-                self._attempt([share.sequence], self._feed_drafters, share, outcome, done.features, first)
-            n_accepted, n_emitted = n_accepted + len(outcome.path), n_emitted + outcome.n_emitted
-            if share.choice is not None:
-                self._attempt([share.sequence], self._drafting.settle, share.choice, outcome)
-                decoded.append((share.choice, outcome))
-                n_drafted += len(share.choice.nodes)
-        if decoded:
-            guarded(self._drafting.observe_round, decoded, done.n_tokens - len(decoded) - n_drafted, done.seconds)
-        settle_s = perf_counter() - settling
-        seen = Round(
-            n_sequences=len(shares),
-            n_tokens=done.n_tokens,
-            n_drafted=n_drafted,
-            n_accepted=n_accepted,
-            n_emitted=n_emitted,
-            draft_s=draft_s + done.late_s,
-            forward_s=done.seconds,
-            ids=tuple([share.sequence.id for share in shares]),
-        )
-        self._counter.passed(seen, done.n_prompt)
-        self._publish()
-        self._conclude()
-        if self._on_round is not None:
-            guarded(self._on_round, round=seen)
-        self._counter.rest(seen, len(self._running), perf_counter() - start - seen.draft_s - done.seconds - settle_s)
+        parts, everyone = (self._context, self._drafting, record, self._n_vocab), [each.sequence for each in record.scheduled]
+        done = guarded(RoundPass.compute, *parts, failed=partial(self._end_all, everyone))
+        if done is not None:
+            self._deliver(record, done)
+            self._report(record, done)
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End everything that runs or waits: with an error, or as cancelled."""
-        for sequence in (*self._running, *self._waiting):
-            self._end(sequence, error)
+        self._end_all((*self._running, *self._waiting), error)
 
     # Evaluations, which run between the rounds
 
@@ -144,7 +94,7 @@ class Loop:
         """Tokens of a text that a pass may have."""
         return CHUNK_BESIDE if any(sequence.n_emitted for sequence in self._running) else CHUNK
 
-    def take(self, tokens: np.ndarray) -> int | None:
+    def reserve_slot(self, tokens: np.ndarray) -> int | None:
         """A slot for a text that is not continued, or None while all are taken."""
         if (opened := self._open(tokens, may_reuse=False)) is not None:
             self._evaluating.add(opened.slot)
@@ -179,14 +129,63 @@ class Loop:
 
     # The steps of a round
 
-    def _attempt(self, sequences: Sequence[RunningSequence], step: Callable[..., Result], *arguments: Any) -> list[Result]:
-        """The result of a step for some sequences; if it fails there is none, and they end with its exception."""
-        try:
-            return [step(*arguments)]
-        except BaseException as error:  # noqa: BLE001 - a plugin's failure does not end the engine's thread
-            for sequence in sequences:
-                self._end(sequence, error)
-            return []
+    def _schedule(self) -> RoundRecord:
+        """Who takes part, with which tokens: of those that decode the last one and a draft, and chunks of prompts."""
+        self._drop_cancelled()
+        for sequence in tuple(self._running):
+            if sequence.waits_for_drafters and not sequence.is_prefilling:
+                guarded(self._drafting.prefill, sequence, failed=partial(self._end, sequence))
+        self._admit()  # with what drafters now hold of a prompt, too: others may begin with the same
+        start = perf_counter()
+        prefilling = [each for each in self._running if each.is_prefilling]
+        decoding = [each for each in self._running if not (each.is_prefilling or each.waits_for_drafters)]
+        chunks = self._chunks(prefilling, CHUNK_BESIDE if decoding else CHUNK) if prefilling else []
+        plain = self._plain([each for each in decoding if not each.is_drafted])
+        n_others = len(plain) + sum([each.n_prompt for each in chunks])
+        drafted = [each for each in decoding if each.is_drafted]
+        scheduled = plain + (self._drafted(drafted, n_others) if drafted else []) + chunks
+        return RoundRecord(start, scheduled, perf_counter() - start)
+
+    def _deliver(self, record: RoundRecord, done: RoundPass) -> None:
+        """Emit everyone's tokens, then let drafters learn of them: passes of theirs write over logits and states."""
+        row = first = 0
+        firsts: list[int] = []  # where in the pass each one's input begins
+        for each in record.scheduled:
+            if (outcome := guarded(self._emit, each, record, done, row, failed=partial(self._end, each.sequence))) is not None:
+                record.outcomes.append((each, outcome))
+                firsts.append(first)
+            row, first = row + each.n_rows, first + each.slot_input.n_tokens
+        start = perf_counter()
+        for (each, outcome), first in zip(record.outcomes, firsts, strict=True):
+            failed = partial(self._end, each.sequence)
+            if done.features:
+                guarded(self._feed_drafters, each, outcome, done.features, first, failed=failed)
+            if each.choice is not None:
+                guarded(self._drafting.settle, each.choice, outcome, failed=failed)
+        if decoded := record.decoded:
+            n_others = record.n_tokens - len(decoded) - record.n_drafted
+            guarded(self._drafting.observe_round, decoded, n_others, done.seconds)
+        record.settle_s = perf_counter() - start
+
+    def _report(self, record: RoundRecord, done: RoundPass) -> None:
+        """Count the round, end the sequences that are through, and tell observers."""
+        seen = Round(
+            n_sequences=len(record.scheduled),
+            n_tokens=record.n_tokens,
+            n_drafted=record.n_drafted,
+            n_accepted=record.n_accepted,
+            n_emitted=record.n_emitted,
+            draft_s=record.draft_s + done.late_s,
+            forward_s=done.seconds,
+            ids=tuple([each.sequence.id for each in record.scheduled]),
+        )
+        self._counter.passed(seen, record.n_prompt)
+        self._publish()
+        self._conclude()
+        if self._on_round is not None:
+            guarded(self._on_round, round=seen)
+        others_s = seen.draft_s + seen.forward_s + record.settle_s
+        self._counter.overhead(seen, len(self._running), perf_counter() - record.start - others_s)
 
     def _drop_cancelled(self) -> None:
         for sequence in (*self._running, *self._waiting):
@@ -201,7 +200,7 @@ class Loop:
             if len(self._taken) == self._context.spec.n_slots:
                 break
             if sequence.request.slot not in self._taken and not sequence.waits_for_prompt:
-                self._attempt([sequence], self._start, sequence)
+                guarded(self._start, sequence, failed=partial(self._end, sequence))
         self.n_held_back = sum(sequence.request.slot in self._taken for sequence in self._waiting)
 
     def _start(self, sequence: RunningSequence) -> None:
@@ -224,8 +223,7 @@ class Loop:
         """A slot for a prompt, or None while all are taken."""
         for unfreed in tuple(self._unfreed):
             with suppress(BaseException):  # it was said the first time
-                self._context.end(unfreed)
-                self._unfreed.remove(unfreed)
+                self._end_slot(unfreed)
         if self._check is not None:
             self._check()
         opened = self._context.open(tokens, may_reuse=may_reuse, slot=slot)
@@ -242,65 +240,65 @@ class Loop:
     def _free(self, slot: int) -> None:
         """Free a slot; where its manager fails in that, it is asked again before the next one is opened."""
         self._taken.discard(slot)
-        if not guarded(self._context.end, slot):
-            self._unfreed.add(slot)
+        self._unfreed.add(slot)
+        guarded(self._end_slot, slot)
 
-    def _shares(
-        self, plain: Sequence[RunningSequence], drafted: Sequence[RunningSequence], prefilling: Sequence[RunningSequence]
-    ) -> list[ScheduledInput]:
-        """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
-        chunks = self._chunks(prefilling, CHUNK_BESIDE if plain or drafted else CHUNK) if prefilling else []
-        shares = [
-            ScheduledInput(each, feed, 1)
-            for each in plain
-            for feed in self._attempt([each], self._context.feed, each.slot, each.history[-1:], 1)
-        ]
-        if drafted:
-            shares += self._drafted(drafted, len(shares) + sum([share.n_prompt for share in chunks]))
-        return shares + chunks
+    def _end_slot(self, slot: int) -> None:
+        self._context.end(slot)
+        self._unfreed.discard(slot)
+
+    def _plain(self, sequences: Sequence[RunningSequence]) -> list[ScheduledInput]:
+        """The last token of each sequence that has no drafters."""
+        scheduled: list[ScheduledInput] = []  # in every step of a round so: list[ScheduledInput]() takes forty times as long
+        for each in sequences:
+            last, failed = each.history[-1:], partial(self._end, each)
+            if (slot_input := guarded(self._context.prepare, each.slot, last, 1, failed=failed)) is not None:
+                scheduled.append(ScheduledInput(each, slot_input, 1))
+        return scheduled
 
     def _drafted(self, sequences: Sequence[RunningSequence], n_others: int) -> list[ScheduledInput]:
-        """The same of sequences that have drafters, beside `n_others` tokens of others."""
-        limits = [(each, limit) for each in sequences for limit in self._attempt([each], self._limit, each)]
-        shares = []
-        for choices in self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_others):
-            for (sequence, _), choice in zip(limits, choices, strict=True):
-                n_rows, n_top = 1 + len(choice.nodes), self._drafting.n_top(choice)
-                fed = sequence.slot, sequence.history[-1:], n_rows, choice.draft
-                feeds = self._attempt([sequence], self._context.feed, *fed)
-                shares += [ScheduledInput(sequence, feed, n_rows, choice, n_top) for feed in feeds]
-        return shares
+        """The last token and the draft of each that has some, beside `n_others` tokens of others."""
+        tried = [(each, guarded(self._limit, each, failed=partial(self._end, each))) for each in sequences]
+        limits = [(each, limit) for each, limit in tried if limit is not None]
+        failed = partial(self._end_all, [each for each, _ in limits])
+        choices = guarded(self._drafting.propose, limits, n_others, failed=failed) or ()
+        scheduled: list[ScheduledInput] = []
+        for (each, _), choice in zip(limits, choices, strict=False):  # without choices they have all ended
+            n_rows, n_top, failed = 1 + len(choice.nodes), self._drafting.n_top(choice), partial(self._end, each)
+            given = each.slot, each.history[-1:], n_rows, choice.draft
+            if (slot_input := guarded(self._context.prepare, *given, failed=failed)) is not None:
+                scheduled.append(ScheduledInput(each, slot_input, n_rows, choice, n_top))
+        return scheduled
 
     def _chunks(self, sequences: Sequence[RunningSequence], n_chunk: int) -> list[ScheduledInput]:
         """The next tokens of the prompts in progress, `n_chunk` at most."""
-        shares = []
-        for sequence in sequences:
-            if n_chunk:
-                left = sequence.prompt[sequence.n_kept :]
-                for share in self._attempt([sequence], self._chunk, sequence, left, min(n_chunk, len(left))):
-                    n_chunk -= share.n_prompt
-                    shares.append(share)
-        return shares
+        scheduled: list[ScheduledInput] = []
+        for each in sequences:
+            left, failed = each.prompt[each.n_kept :], partial(self._end, each)
+            if n_chunk and (chunk := guarded(self._chunk, each, left, min(n_chunk, len(left)), failed=failed)) is not None:
+                n_chunk -= chunk.n_prompt
+                scheduled.append(chunk)
+        return scheduled
 
     def _chunk(self, sequence: RunningSequence, left: np.ndarray, n_most: int) -> ScheduledInput:
         """The next of the tokens that are left of a prompt."""
         n = self._context.chunk(sequence.slot, n_most, len(left))
         n_rows = int(n == len(left))
-        return ScheduledInput(sequence, self._context.feed(sequence.slot, left[:n], n_rows), n_rows, n_prompt=n)
+        return ScheduledInput(sequence, self._context.prepare(sequence.slot, left[:n], n_rows), n_rows, n_prompt=n)
 
     def _limit(self, sequence: RunningSequence) -> int:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
         return min(sequence.speculation.n_max, self._context.memory.draft_room(sequence.slot), sequence.n_left - 1)
 
-    def _emit(self, share: ScheduledInput, done: RoundPass, row: int) -> Outcome:
-        """Verify a share's draft, emit the accepted tokens, and keep their states."""
-        sequence, choice, feed, passed = share.sequence, share.choice, share.feed, done.passed
-        draft, names = feed.draft, choice.names if choice is not None and choice.nodes else ()
+    def _emit(self, scheduled: ScheduledInput, record: RoundRecord, done: RoundPass, row: int) -> Outcome:
+        """Verify a sequence's draft, emit the accepted tokens, and keep their states."""
+        sequence, choice, slot_input, passed = scheduled.sequence, scheduled.choice, scheduled.slot_input, done.passed
+        draft, names = slot_input.draft, choice.names if choice is not None and choice.nodes else ()
         path: tuple[int, ...] = ()
         n_emitted, n_accepted, is_stopped, top = 0, 0, False, None
-        if share.n_prompt and not sequence.n_emitted:
-            sequence.counter.chunk(share.n_prompt, done.seconds * share.n_prompt / done.n_tokens)
-        if share.n_rows:  # a chunk has none, unless it is a prompt's last
+        if scheduled.n_prompt and not sequence.n_emitted:
+            sequence.counter.chunk(scheduled.n_prompt, done.seconds * scheduled.n_prompt / record.n_tokens)
+        if scheduled.n_rows:  # a chunk has none, unless it is a prompt's last
             accepted = sequence.verify(draft, passed, row, done.argmax)
             n_emitted = sequence.emit(accepted, passed, row, names)
             if not n_emitted and sequence.error is not None:  # the slot keeps its contents of before the pass
@@ -309,31 +307,33 @@ class Loop:
             is_stopped = n_accepted < len(accepted.path)
             if names and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
                 guarded(log_draft, sequence, choice, accepted, n_emitted, passed, row)
-        self._context.commit(feed, path)
-        sequence.n_kept += len(feed.tokens) + n_accepted
-        if not share.n_prompt:
+        self._context.commit(slot_input, path)
+        sequence.n_kept += len(slot_input.tokens) + n_accepted
+        if not scheduled.n_prompt:
             sequence.counter.round(names, draft.depth if names else 0, n_accepted, n_emitted)
-            if done.top is not None and share.n_top:
-                after, parents = tokens_array(feed.tokens), _FIRST
+            if done.top is not None and scheduled.n_top:
+                after, parents = tokens_array(slot_input.tokens), _FIRST
                 if names:
-                    after = tokens_array([*feed.tokens.tolist(), *draft.tokens.tolist()])
+                    after = tokens_array([*slot_input.tokens.tolist(), *draft.tokens.tolist()])
                     parents = tokens_array([-1, *[parent + 1 for parent in draft.above.tolist()]])
                 ids, logits = done.top
-                top = after, parents, ids[row : row + share.n_rows], logits[row : row + share.n_rows]
+                top = after, parents, ids[row : row + scheduled.n_rows], logits[row : row + scheduled.n_rows]
         elif n_emitted:
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)
             sequence.counter.prefilled()
         return Outcome(path, n_emitted, is_stopped, top)
 
-    def _feed_drafters(self, share: ScheduledInput, outcome: Outcome, features: Mapping[str, np.ndarray], first: int) -> None:
-        """Give a request's drafters the features of the kept tokens; the share begins at `first` in the pass."""
-        feed, path = share.feed, list(outcome.path)
-        tokens = np.concatenate([feed.tokens, feed.draft.tokens[path]])
-        places = np.arange(first, first + feed.n_tokens - len(feed.draft))[len(feed.reservation.replay) :]
-        places = np.concatenate([places, first + feed.n_tokens - len(feed.draft) + np.array(path, np.int64)])
+    def _feed_drafters(
+        self, scheduled: ScheduledInput, outcome: Outcome, features: Mapping[str, np.ndarray], first: int
+    ) -> None:
+        """Give a request's drafters the features of the kept tokens; its input begins at `first` in the pass."""
+        slot_input, path = scheduled.slot_input, list(outcome.path)
+        tokens = np.concatenate([slot_input.tokens, slot_input.draft.tokens[path]])
+        places = np.arange(first, first + slot_input.n_tokens - len(slot_input.draft))[len(slot_input.reservation.replay) :]
+        places = np.concatenate([places, first + slot_input.n_tokens - len(slot_input.draft) + np.array(path, np.int64)])
         kept = {name: values[places] for name, values in features.items()}
-        self._drafting.feed(share.sequence, share.sequence.n_kept - len(tokens), tokens, kept)
+        self._drafting.feed(scheduled.sequence, scheduled.sequence.n_kept - len(tokens), tokens, kept)
 
     def _conclude(self) -> None:
         """A round is over: end the sequences that are through, and cut the texts of those whose contexts are full."""
@@ -341,7 +341,7 @@ class Loop:
             if sequence.finish_reason is not None:
                 self._end(sequence)
             elif sequence.is_full:
-                self._attempt([sequence], self._shift, sequence)
+                guarded(self._shift, sequence, failed=partial(self._end, sequence))
 
     def _shift(self, sequence: RunningSequence) -> None:
         """Cut a sequence's text. The rest is processed like a prompt, except for its beginning."""
@@ -349,24 +349,37 @@ class Loop:
         n_same = self._drafting.open(sequence, sequence.shift())
         sequence.n_kept = sequence.n_reused = self._context.truncate(sequence.slot, n_same)
 
+    def _end_all(self, sequences: Iterable[RunningSequence], error: BaseException | None) -> None:
+        for sequence in sequences:
+            self._end(sequence, error)
+
     def _end(self, sequence: RunningSequence, error: BaseException | None = None) -> None:
         """Take a sequence out and free its slot; its caller hears of the end even if a step fails."""
         if sequence.slot >= 0:
-            sequence.counter.n_restores, sequence.counter.n_replayed = self._context.restored(sequence.slot)
             self._free(sequence.slot)
-            self._ended[sequence.slot] = SavedSlot.of(sequence)
+            guarded(self._remember, sequence)
             guarded(self._drafting.end, sequence)
+        summary = guarded(self._summary, sequence)
+        for queue in (self._running, self._waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+        if summary is not None:
+            guarded(self._counter.ended, summary, sequence.error or error, sequence.finish_reason)
+        guarded(self._publish)  # before its caller hears of the end, and asks
+        sequence.finish(error)
+
+    def _remember(self, sequence: RunningSequence) -> None:
+        sequence.counter.n_restores, sequence.counter.n_replayed = self._context.restored(sequence.slot)
+        self._ended[sequence.slot] = SavedSlot.of(sequence)
+
+    def _summary(self, sequence: RunningSequence) -> Summary:
+        """A sequence's figures, of which observers and the log are told."""
         sequence.counter.plain_s = self._counter.plain_s(self._drafting.plain_s)
         summary = sequence.counter.summary()
         if self._on_request is not None:
             guarded(self._on_request, summary=summary)
         guarded(log_request, summary)
-        for queue in (self._running, self._waiting):
-            if sequence in queue:
-                queue.remove(sequence)
-        self._counter.ended(summary, sequence.error or error, sequence.finish_reason)
-        self._publish()  # before its caller hears of the end, and asks
-        sequence.finish(error)
+        return summary
 
     def _publish(self) -> None:
         self._counter.publish(

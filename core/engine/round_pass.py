@@ -1,4 +1,4 @@
-"""The one pass of a round: begun, waited for while drafters draft ahead, and timed."""
+"""A round's record, and its one pass: begun, waited for while drafters draft ahead, and timed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
+from attrs import Factory, define
 
 from augury.batch import SlotInput
 from augury.engine.context import EngineContext
@@ -15,7 +16,7 @@ from augury.engine.sequence import RunningSequence
 from augury.passes import Pass
 from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import VerifiedNodes
+from augury.speculation.drafts import Outcome, VerifiedNodes
 from augury.types import read_only, tokens_array
 
 
@@ -23,13 +24,52 @@ class ScheduledInput(NamedTuple):
     """A sequence's share of a pass."""
 
     sequence: RunningSequence
-    feed: SlotInput
+    slot_input: SlotInput
     n_rows: int  # of logits
-    choice: VerifiedNodes | None = (
-        None  # the part that is verified in it; None without drafters, and while its prompt is processed
-    )
+    choice: VerifiedNodes | None = None  # what is verified; None without drafters, and while its prompt is processed
     n_top: int = 0  # the most probable tokens of each row that its drafters want to have
     n_prompt: int = 0  # tokens of its prompt; 0 of a sequence that decodes
+
+
+@define(eq=False)
+class RoundRecord:
+    """A round: what was scheduled, and what came of it. Its sums are taken over lists, as generators take longer."""
+
+    start: float  # of drafting, by the clock
+    scheduled: Sequence[ScheduledInput]
+    draft_s: float
+    outcomes: list[tuple[ScheduledInput, Outcome]] = Factory(list)  # of those that did not fail
+    settle_s: float = 0.0  # what drafters took after the pass
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of prompts in the pass."""
+        return sum([each.n_prompt for each in self.scheduled])
+
+    @property
+    def n_tokens(self) -> int:
+        """New tokens in the pass; replayed ones are not counted."""
+        return sum([each.n_prompt or each.n_rows for each in self.scheduled])
+
+    @property
+    def decoded(self) -> list[tuple[VerifiedNodes, Outcome]]:
+        """What was verified for the sequences that have drafters, and the outcome."""
+        return [(each.choice, outcome) for each, outcome in self.outcomes if each.choice is not None]
+
+    @property
+    def n_drafted(self) -> int:
+        """Drafted tokens that were verified."""
+        return sum([len(choice.nodes) for choice, _ in self.decoded])
+
+    @property
+    def n_accepted(self) -> int:
+        """Drafted tokens that were accepted."""
+        return sum([len(outcome.path) for _, outcome in self.outcomes])
+
+    @property
+    def n_emitted(self) -> int:
+        """Tokens that were emitted."""
+        return sum([outcome.n_emitted for _, outcome in self.outcomes])
 
 
 class RoundPass(NamedTuple):
@@ -39,21 +79,20 @@ class RoundPass(NamedTuple):
     argmax: list[int]  # the best token of each row; empty where everyone asks for more
     top: tuple[np.ndarray, np.ndarray] | None  # the best of each row, and their logits, as many as some drafter wants
     features: Mapping[str, np.ndarray]  # that drafters are fed
-    n_tokens: int  # new ones; replayed ones are not counted
-    n_prompt: int  # of those, tokens of prompts
     seconds: float
     late_s: float  # how much longer than that drafting ahead took
 
     @classmethod
-    def compute(cls, context: EngineContext, drafting: Drafting, shares: Sequence[ScheduledInput], n_vocab: int) -> RoundPass:
-        """Compute everyone's share; tokens from `n_vocab` on cannot be chosen."""
-        wanted = drafting.features([share.sequence for share in shares]) if drafting.wants_features else ()
+    def compute(cls, context: EngineContext, drafting: Drafting, record: RoundRecord, n_vocab: int) -> RoundPass:
+        """Compute all that is scheduled; tokens from `n_vocab` on cannot be chosen."""
+        scheduled = record.scheduled
+        wanted = drafting.features([each.sequence for each in scheduled]) if drafting.wants_features else ()
         start = perf_counter()
-        passed = context.forward([share.feed for share in shares], wanted)
+        passed = context.forward([each.slot_input for each in scheduled], wanted)
         forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
-        choices = [share.choice for share in shares if share.choice is not None] if context.is_asynchronous else []
+        choices = [each.choice for each in scheduled if each.choice is not None] if context.is_asynchronous else []
         if choices:
-            n_others = sum([len(share.feed.tokens) for share in shares if share.choice is None])
+            n_others = sum([len(each.slot_input.tokens) for each in scheduled if each.choice is None])
             context.is_busy = True
             try:
                 ahead_s = drafting.draft_ahead(choices, n_others, forward_s)
@@ -67,17 +106,10 @@ class RoundPass(NamedTuple):
         if n_vocab < context.info.n_vocab:
             passed = passed.first(n_vocab)
         top, argmax = None, []
-        n_rows = n_top = n_tokens = n_prompt = 0
-        wants_argmax = False
-        for share in shares:
-            n_rows += share.n_rows
-            n_prompt += share.n_prompt
-            n_tokens += share.n_prompt or share.n_rows
-            n_top = max(n_top, share.n_top)
-            wants_argmax = wants_argmax or (share.n_rows > 0 and share.sequence.is_plain_argmax)
-        if n_top:
-            ids, logits = passed.top_k(tokens_array(range(n_rows)), n_top)
+        if n_top := max([each.n_top for each in scheduled]):
+            ids, logits = passed.top_k(tokens_array(range(sum([each.n_rows for each in scheduled]))), n_top)
             top = read_only(ids), read_only(logits)
+        wants_argmax = any(each.n_rows > 0 and each.sequence.is_plain_argmax for each in scheduled)
         if wants_argmax:  # where drafters want more of each row, it is not read twice
             if top is None:
                 argmax = passed.argmax().tolist()
@@ -85,4 +117,4 @@ class RoundPass(NamedTuple):
                 best = zip(top[0][:, 0].tolist(), top[1][:, 0].tolist(), strict=True)
                 argmax = [token if isfinite(logit) else -1 for token, logit in best]
         features = {name: passed.features(name).copy() for name in wanted} if wanted else {}
-        return cls(passed, argmax, top, features, n_tokens, n_prompt, seconds, late_s)
+        return cls(passed, argmax, top, features, seconds, late_s)

@@ -38,14 +38,14 @@ class SavedSlot:
     and not computed, is computed first, and random numbers follow those that were used up.
     """
 
-    tokens: list[int]  # of the text, prompt and output
+    tokens: np.ndarray  # of the text, prompt and output, (n,) int32
     params: Mapping[str, Any]  # of the request, as far as sampling goes
     held: bytes = field(default=b"", repr=False)  # the memory manager's bytes
 
     @classmethod
     def of(cls, sequence: RunningSequence) -> SavedSlot:
         """The contents of a request's slot, without its states."""
-        return cls(sequence.history.tolist(), sequence.sampler.going_on(sequence.history, sequence.n_emitted))
+        return cls(sequence.history.copy(), sequence.sampler.going_on(sequence.history, sequence.n_emitted))
 
     def write(self, path: Path, context: EngineContext) -> SavedSlot:
         """Write it to a file, which names the model; returns it without states."""
@@ -54,7 +54,7 @@ class SavedSlot:
             "model": context.info.name,
             "params": {**self.params, "logit_bias": list(self.params["logit_bias"].items())},
         }
-        body = join_parts([json.dumps(facts).encode(), np.array(self.tokens, np.int32).tobytes(), self.held])
+        body = join_parts([json.dumps(facts).encode(), self.tokens.tobytes(), self.held])
         try:
             write_atomically(path, _HEAD.pack(_MAGIC, _VERSION, _checksum(body)) + body)
         except OSError as error:
@@ -85,7 +85,7 @@ class SavedSlot:
             there, here = facts["memory"], owner["memory"]
             raise ModelFileError(f"{path}: was saved with memory {there!r}, expected {here!r}; load that, or remove it")
         params = SamplingParams(**{**facts["params"], "logit_bias": dict(facts["params"]["logit_bias"])})
-        return cls(np.frombuffer(tokens, np.int32).tolist(), attrs.asdict(params), held)
+        return cls(np.frombuffer(tokens, np.int32), attrs.asdict(params), held)
 
 
 def _owner_of(context: EngineContext) -> dict[str, str]:

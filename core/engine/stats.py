@@ -16,7 +16,7 @@ from augury.log import get_logger
 from augury.speculation.drafted_sequence import DraftingCounter
 from augury.types import Round, Summary, Timings, TokenLogprob
 
-_LEARN_REST = 0.05  # of a round, in the time beside the passes of rounds
+_LEARN_OVERHEAD = 0.05  # of a round, in the time beside the passes of rounds
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, as events cost something to make
 
 
@@ -233,8 +233,8 @@ class EngineCounter:
     def __init__(self, n_slots: int) -> None:
         self._counts = attrs.asdict(Counts())
         self._n_slots = n_slots
-        self._rest_s = 0.0  # of a slot's round without drafts, beside its pass
-        self._n_rests = 0
+        self._overhead_s = 0.0  # of a slot's round without drafts, beside its pass
+        self._n_overheads = 0
         self._seen: tuple[dict[str, Any], tuple[_Running, ...]] = (self._counts.copy(), ())
 
     def started(self, n_reused: int, n_recomputed: int) -> None:
@@ -252,17 +252,17 @@ class EngineCounter:
         counts["draft_s"] += seen.draft_s
         counts["forward_s"] += seen.forward_s
 
-    def rest(self, seen: Round, n_running: int, seconds: float) -> None:
+    def overhead(self, seen: Round, n_running: int, seconds: float) -> None:
         """A round took so long beside its pass and its drafters; `n_running` requests go on."""
         n, n_tokens = seen.n_sequences, seen.n_tokens - seen.n_drafted
         if seen.n_emitted == n == n_tokens == n_running:  # a token of each, as without drafts
-            self._n_rests += 1
+            self._n_overheads += 1
             each_s = min(seconds, seen.forward_s) / n  # one that took longer than its pass compiled, or was interrupted
-            self._rest_s += (each_s - self._rest_s) * max(_LEARN_REST, 1 / self._n_rests)
+            self._overhead_s += (each_s - self._overhead_s) * max(_LEARN_OVERHEAD, 1 / self._n_overheads)
 
     def plain_s(self, pass_s: float | None) -> float | None:
         """Seconds of a slot's round without drafts, by those of its pass; None where these are unknown. Any thread may ask."""
-        return None if pass_s is None else pass_s + self._rest_s
+        return None if pass_s is None else pass_s + self._overhead_s
 
     def ended(self, summary: Summary, error: BaseException | None, finish_reason: str | None) -> None:
         """A request is over."""

@@ -59,7 +59,7 @@ def _able(choice: VerifiedNodes) -> RequestDrafter | None:
     # other tokens would be drawn, of which others are accepted
     if choice.proposals.sequence.speculation.verify != "match":
         return None
-    asked = (drafter for drafter in choice.proposals.of if drafter.profile.is_costly and drafter.guard.drafts_ahead)
+    asked = (drafter for drafter in choice.proposals.by_drafter if drafter.profile.is_costly and drafter.guard.drafts_ahead)
     return next(asked, None)
 
 

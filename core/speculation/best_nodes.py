@@ -63,7 +63,7 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
         ]
     )
     most = len(slots) + sum([chance for chances in reach for chance in chances])  # tokens, if all nodes were verified
-    draft_s = sum([drafter.spent_s for slot in slots for drafter in slot.of])
+    draft_s = sum([drafter.spent_s for slot in slots for drafter in slot.by_drafter])
     counts, sums, lost = [0] * len(slots), [0.0] * len(slots), [0.0] * len(slots)
     taken: list[tuple[int, int, float]] = []
     left_out: set[tuple[int, int]] = set()

@@ -192,7 +192,7 @@ class Drafting:
         # the draws may end a draft early: throwing it away would favour other draws
         n_min = 1 if speculation.verify == "rejection" else slot.n_min
         if len(part) < n_min:
-            slot.of[drafter] = Proposal(draft, [-1] * len(draft))
+            slot.by_drafter[drafter] = Proposal(draft, [-1] * len(draft))
             return None
         slot.take(drafter, draft)
         return VerifiedNodes(slot, part, kept.tolist())
@@ -315,7 +315,7 @@ class Drafting:
 
     def n_top(self, choice: VerifiedNodes) -> int:
         """How many of the most probable tokens a slot's drafters want to have."""
-        drafters = choice.proposals.drafters.members if self._planner is None else choice.proposals.of
+        drafters = choice.proposals.drafters.members if self._planner is None else choice.proposals.by_drafter
         return max([drafter.profile.n_top for drafter in drafters], default=0)
 
     def settle(self, choice: VerifiedNodes, outcome: Outcome) -> None:
@@ -323,13 +323,13 @@ class Drafting:
         start, proposals = perf_counter(), choice.proposals
         sequence, n_emitted = proposals.sequence, outcome.n_emitted
         emitted = sequence.history[-n_emitted:].tolist()
-        if proposals.agreement is not None and proposals.of and not sequence.speculation.synthetic:
+        if proposals.agreement is not None and proposals.by_drafter and not sequence.speculation.synthetic:
             if self.on_trials is not None:
                 guarded(self.on_trials, Trials(proposals, emitted))
-            if len(proposals.of) > 1 and proposals.tree.tokens:
+            if len(proposals.by_drafter) > 1 and proposals.tree.tokens:
                 proposals.tree.teach(proposals.agreement, emitted)
         for drafter in proposals.drafters.every:
-            guard, proposal = drafter.guard, proposals.of.get(drafter)
+            guard, proposal = drafter.guard, proposals.by_drafter.get(drafter)
             n_proposed = n_offered = n_accepted = 0
             path: Sequence[int] = ()
             if proposal is not None and (n_proposed := len(proposal.nodes)) and choice.nodes:
@@ -361,7 +361,7 @@ class Drafting:
             n_context = n_asked = 0
             for choice, _ in rounds:
                 n_context += choice.proposals.n_context
-                n_asked += bool(choice.proposals.of)
+                n_asked += bool(choice.proposals.by_drafter)
             self._planner.observe_round(rounds, n_context / len(rounds), n_others, pass_s)
             if n_asked:
                 self._planner.observe_overhead(self._own_s / n_asked)

@@ -128,7 +128,7 @@ class RequestDrafter:
         """Learn from the tokens that a round emitted by its proposal, used or not. A forbidden token is no trial."""
         self.n_missed += len(emitted)
         self.n_right = 0
-        proposal, tree = slot.of.get(self), slot.tree
+        proposal, tree = slot.by_drafter.get(self), slot.tree
         if proposal is None or not proposal.nodes:
             self.run = 0  # its next find is another stretch
             if proposal is not None and self.profile.is_costly:
@@ -136,7 +136,7 @@ class RequestDrafter:
             return
         right = -1
         for token in emitted:
-            siblings = tree.after.get(right, {})
+            siblings = tree.children.get(right, {})
             right = siblings.get(token, -1)
             if own := [node for node in siblings.values() if node in proposal.buckets and tree.chances[node]]:
                 for node in own:
@@ -236,7 +236,7 @@ class SlotProposals:
     n_min: int = 1  # fewer tokens are not wanted
     may_branch: bool = True  # otherwise one path alone can be verified
     agreement: Agreement | None = None  # None: nothing is learnt
-    of: dict[RequestDrafter, Proposal] = Factory(dict)  # of the drafters that were asked
+    by_drafter: dict[RequestDrafter, Proposal] = Factory(dict)  # of the drafters that were asked
     tree: JointTree[RequestDrafter] = Factory(JointTree)
     _reach: list[float] | None = None
     _drawn: list[int] = Factory(list)
@@ -244,24 +244,24 @@ class SlotProposals:
     def take(self, drafter: RequestDrafter, draft: Draft) -> None:
         """Take a draft as it is, alone."""
         self.tree = JointTree.alone(drafter, draft)
-        self.of[drafter] = Proposal(draft, range(len(draft)))
+        self.by_drafter[drafter] = Proposal(draft, range(len(draft)))
 
     def add(self, drafter: RequestDrafter, draft: Draft, *, is_ahead: bool = False) -> None:
         """Merge a draft into the tree."""
         if not len(draft.tokens):
-            self.of[drafter] = Proposal(draft, ())
+            self.by_drafter[drafter] = Proposal(draft, ())
             return
         buckets = drafter.chances.buckets(draft, drafter.run)
         nodes = self.tree.add(drafter, draft, drafter.chances.of(buckets))
-        self.of[drafter] = Proposal(draft, nodes, dict(zip(nodes, buckets, strict=True)), is_ahead)
+        self.by_drafter[drafter] = Proposal(draft, nodes, dict(zip(nodes, buckets, strict=True)), is_ahead)
         self._reach = None
 
     def extend(self, drafter: RequestDrafter, draft: Draft, node: int) -> None:
         """Merge a further draft, after a node of the tree, of a drafter that has a proposal."""
-        before, buckets = self.of[drafter], drafter.chances.buckets(draft, 0)
+        before, buckets = self.by_drafter[drafter], drafter.chances.buckets(draft, 0)
         nodes = self.tree.add(drafter, draft, drafter.chances.of(buckets), node)
         more = {**before.buckets, **dict(zip(nodes, buckets, strict=True))}
-        self.of[drafter] = before._replace(nodes=[*before.nodes, *nodes], buckets=more)
+        self.by_drafter[drafter] = before._replace(nodes=[*before.nodes, *nodes], buckets=more)
         self._reach = None
 
     def forbid(self, nodes: Sequence[int]) -> None:

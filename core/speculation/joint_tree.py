@@ -35,7 +35,7 @@ class JointTree(Generic[Proposer]):
         chances: By node: that it is right where its parent is; 0 of one that is forbidden. Of a tree made `alone` the draft's
             confidence, or empty.
         proposers: By node.
-        after: By parent, -1: the history: the nodes after it, by token.
+        children: By parent, -1: the history: the nodes after it, by token.
         drawn: For the nodes that a drafter drew, each one's distribution, (V,) float32, in the order of the drafters; at most
             one for each parent. They have to be verified with any chance: `verification.reject` would be biased against omitted
             ones.
@@ -58,7 +58,7 @@ class JointTree(Generic[Proposer]):
         self.parents: list[int] = []
         self.chances: list[float] = []
         self.proposers: list[list[Proposer]] = []
-        self.after: dict[int, dict[int, int]] = {}
+        self.children: dict[int, dict[int, int]] = {}
         self.drawn: dict[int, np.ndarray] = {}
         self._rivals: dict[int, Proposer | None] = {}  # by parent: who alone proposes something after it; None: several do
 
@@ -71,7 +71,7 @@ class JointTree(Generic[Proposer]):
         tree.chances = [] if draft.confidence is None else draft.confidence.tolist()
         tree.proposers = [[proposer]] * len(draft)
         for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
-            tree.after.setdefault(parent, {}).setdefault(token, node)
+            tree.children.setdefault(parent, {}).setdefault(token, node)
         return tree
 
     def __len__(self) -> int:
@@ -96,8 +96,8 @@ class JointTree(Generic[Proposer]):
         for i, (token, chance) in enumerate(zip(draft.tokens.tolist(), chances, strict=True)):
             if parents is not None:
                 at = nodes[parents[i]] if parents[i] >= 0 else after
-            if (siblings := self.after.get(at)) is None:
-                siblings = self.after[at] = {}
+            if (siblings := self.children.get(at)) is None:
+                siblings = self.children[at] = {}
                 rivals[at] = proposer
             elif rivals[at] is not proposer:
                 rivals[at] = None
@@ -130,7 +130,7 @@ class JointTree(Generic[Proposer]):
             agreement: The effect of other drafters' proposals, the same or different ones, on a token's chance; None: none.
         """
         reach = self.chances.copy() if agreement is None else agreement.of(self.kinds(range(len(self))), self.chances)
-        for parent, siblings in self.after.items():  # parents come before their children
+        for parent, siblings in self.children.items():  # parents come before their children
             before = reach[parent] if parent >= 0 else 1.0
             if len(siblings) == 1:
                 for node in siblings.values():
@@ -156,7 +156,7 @@ class JointTree(Generic[Proposer]):
         """Let it learn from the emitted tokens."""
         chances, right = self.chances, -1
         for token in emitted:
-            siblings = self.after.get(right, {})
+            siblings = self.children.get(right, {})
             right = siblings.get(token, -1)
             for node, kind in zip(siblings.values(), self.kinds(siblings.values()), strict=True):
                 if 0 < chances[node] < 1:
@@ -167,7 +167,7 @@ class JointTree(Generic[Proposer]):
     def best_path(self, reach: Sequence[float]) -> list[int]:
         """The nodes from the history on, each time to the child that was drawn, or else to the likeliest."""
         path: list[int] = []
-        while siblings := self.after.get(path[-1] if path else -1):
+        while siblings := self.children.get(path[-1] if path else -1):
             drawn = [node for node in siblings.values() if node in self.drawn] if self.drawn else ()
             best = drawn[-1] if drawn else max(siblings.values(), key=reach.__getitem__)
             if not drawn and reach[best] <= 0:

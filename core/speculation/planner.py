@@ -120,7 +120,7 @@ class DraftPlanner:
             slots: That decode, with the other drafters' proposals.
             n_others: Other tokens in the same pass.
         """
-        costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.of] for slot in slots]
+        costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.by_drafter] for slot in slots]
         if not any(costly):
             return []
         curve = self._curve(slots, n_others)
@@ -218,10 +218,10 @@ class DraftPlanner:
         """
         able = []
         for slot in slots:
-            path = slot.tree.best_path(slot.reach()) if len(slot.of) > 1 else ()
+            path = slot.tree.best_path(slot.reach()) if len(slot.by_drafter) > 1 else ()
             if 0 < len(path) < slot.limit:
                 own = slot.tree.proposers[path[-1]]
-                able += [(slot, each, path) for each in slot.of if each not in own and each.can_extend]
+                able += [(slot, each, path) for each in slot.by_drafter if each not in own and each.can_extend]
         if not able:
             return []
         curve = self._curve(slots, n_others)
@@ -362,7 +362,7 @@ class DraftPlanner:
 
     def _settle(self, choice: VerifiedNodes, outcome: Outcome, plain_s: float, drafted_s: float) -> None:
         """Book the gains and losses of a slot's drafts, if a pass takes `plain_s` for it and `drafted_s` a drafted token."""
-        path, of, drafters = outcome.path, choice.proposals.of, choice.proposals.drafters
+        path, of, drafters = outcome.path, choice.proposals.by_drafter, choice.proposals.drafters
         k, n_accepted = len(choice.nodes), len(path)
         drafters.n_replayed = n_accepted if self.replays_accepted and n_accepted < k else 0
         each_s = drafted_s * (1 + drafters.n_replayed / k) if k else 0.0

@@ -30,7 +30,7 @@ class Trials:
 
     def __iter__(self) -> Iterator[Trial]:
         tree, reach = self.proposals.tree, self.proposals.reach()
-        of = self.proposals.of
+        of = self.proposals.by_drafter
         kinds = tree.kinds(range(len(tree))) if len(of) > 1 else ()
         node, reached = -1, 1.0
         for token in self.emitted:

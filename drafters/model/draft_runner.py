@@ -358,7 +358,7 @@ class DraftRunner:
         self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
     ) -> list[SlotInput]:
         """The input of a pass."""
-        return [self._context.feed(cached.slot, tokens, n_rows, draft, n_more) for cached, tokens, draft in shares]
+        return [self._context.prepare(cached.slot, tokens, n_rows, draft, n_more) for cached, tokens, draft in shares]
 
     def _names(self, cached: CachedText, feed: SlotInput) -> np.ndarray:  # noqa: ARG002 - for runners that know more of a text
         """The tokens (m,) by which the cached positions of a feed are found again."""

@@ -39,7 +39,7 @@ class RowModel:
         context, features = self._context, () if hidden is not None else ("output",)
         for start in range(0, len(tokens), context.spec.n_ctx):
             here = slice(start, start + context.spec.n_ctx)
-            feed = context.feed(self._slot, tokens[here], len(tokens[here]) if has_rows else 0)
+            feed = context.prepare(self._slot, tokens[here], len(tokens[here]) if has_rows else 0)
             feed = feed if hidden is None else evolve(feed, hidden=hidden[here])
             yield context.forward([feed], features)
             context.commit(feed)

@@ -64,7 +64,7 @@ def test_a_head_that_tells_its_confidence_is_believed(rig):
     }
     tokens = np.int32([made.text[40], *[block.mask] * 4])
     context = made.runner._context
-    passed = context.forward([context.feed(0, tokens[:0], 5, Draft(tokens))], ("output",))
+    passed = context.forward([context.prepare(0, tokens[:0], 5, Draft(tokens))], ("output",))
     before = [made.text[40], *found.tokens[:-1]]
     inputs = np.hstack([passed.features("output"), tensors["markov_w1.weight"][before]]).astype(np.float64)
     scores = inputs @ tensors["conf_proj.weight"][0] + tensors["conf_proj.bias"]

@@ -509,7 +509,7 @@ def test_an_assistant_sees_accepted_branches_at_their_places():
         told.open()
         told.tell(text[:20])
         tokens = text[20:23] if parents is None else np.append(text[20:21], [5, *text[21:23], 9]).astype(np.int32)
-        feed = told.context.feed(0, tokens[:1], 0, Draft(tokens[1:], parents=parents))
+        feed = told.context.prepare(0, tokens[:1], 0, Draft(tokens[1:], parents=parents))
         hidden = told.context.forward([feed], ("output",)).features("output").copy()
         told.context.commit(feed, path)
         told.runner.feed(0, 20, text[20:23], {"output": hidden[[0, *(1 + node for node in path)]]})
@@ -522,7 +522,7 @@ def test_what_a_failed_pass_of_an_assistant_may_have_moved_is_not_known(monkeypa
     told, text = Told(ASSISTANT), runs(ASSISTANT)[0].text[:24]
     told.open()
     told.tell(text[:20])
-    feed = told.context.feed(0, text[20:21], 0, Draft(np.int32([5, text[21]]), parents=np.int32([-1, -1])))
+    feed = told.context.prepare(0, text[20:21], 0, Draft(np.int32([5, text[21]]), parents=np.int32([-1, -1])))
     hidden = told.context.forward([feed], ("output",)).features("output").copy()
     told.context.commit(feed, [1])
     told.runner.feed(0, 20, text[20:22], {"output": hidden[[0, 2]]})
@@ -531,7 +531,7 @@ def test_what_a_failed_pass_of_an_assistant_may_have_moved_is_not_known(monkeypa
         with pytest.raises(ZeroDivisionError):
             told.draft(text[:23], 1)
     with pytest.raises(AuguryError, match="what slot 0 holds since is not known"):
-        told.context.feed(0, text[22:23])
+        told.context.prepare(0, text[22:23])
 
 
 def test_an_assistant_is_used_by_auto_and_only_beside_its_target():

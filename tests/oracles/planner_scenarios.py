@@ -176,7 +176,7 @@ class Scenario:
         return seconds
 
     def _draft_ahead(self, planner, choice, sources, position, pass_s):
-        drafter = next((each for each in choice.proposals.of if each.profile.is_costly), None)
+        drafter = next((each for each in choice.proposals.by_drafter if each.profile.is_costly), None)
         if drafter is None:
             return (None, None, 0), 0.0
         (n,) = planner.n_ahead([choice], [(choice, drafter, choice.path())], 0, 0.0)

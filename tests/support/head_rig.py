@@ -108,7 +108,7 @@ class Told:
         """Compute tokens and a draft, of which the first are accepted."""
         start = N_CTX - self.context.room(slot)
         tokens, path = np.array(tokens, np.int32), list(range(n_accepted))
-        feed = self.context.feed(slot, tokens, 0, Draft(np.array(draft, np.int32)) if len(draft) else None)
+        feed = self.context.prepare(slot, tokens, 0, Draft(np.array(draft, np.int32)) if len(draft) else None)
         name = self.target.mtp_features[0]
         hidden = self.context.forward([feed], (name,)).features(name).copy()
         self.context.commit(feed, path)

@@ -163,7 +163,7 @@ class DrivenMemory:
     def _feed(self, slot: int, kept: list[int], tokens: list[int], draft: Draft | None = None) -> SlotInput:
         k = 0 if draft is None else len(draft)
         event = f"prepare of {len(tokens)} and {k} drafted in slot {slot}"
-        feed = self._call(event, self._context.feed, slot, np.array(tokens, np.int32), len(tokens) + k, draft)
+        feed = self._call(event, self._context.prepare, slot, np.array(tokens, np.int32), len(tokens) + k, draft)
         reservation = feed.reservation
         if not 0 <= reservation.mark <= len(kept) or list(reservation.replay) != kept[reservation.mark :]:
             raise self._broken(contract.RESERVATION, f"{reservation} where {kept} is kept")

@@ -27,7 +27,7 @@ def context(request):
 
 def fed(context, tokens, rows=0, draft=None, path=()):
     """The logits of a pass over a feed of slot 0."""
-    feed = context.feed(0, np.int32(tokens), rows, draft)
+    feed = context.prepare(0, np.int32(tokens), rows, draft)
     logits = context.forward([feed]).rows()
     context.commit(feed, path)
     return logits
@@ -39,7 +39,7 @@ def after(context, *tokens, n_layers=None):
 
 def test_a_pass_is_over_what_several_slots_are_fed_with_rows_in_their_order(context):
     assert context.open(np.int32([7, 8])).slot == 1
-    feeds = [context.feed(1, np.int32([7, 8]), 1), context.feed(0, np.int32([9]), 3, Draft([6, 2]))]
+    feeds = [context.prepare(1, np.int32([7, 8]), 1), context.prepare(0, np.int32([9]), 3, Draft([6, 2]))]
     logits = context.forward(feeds).rows()
     expected = [context.model.logits(np.int32([7, 8])), *(after(context, *[9, 6, 2][:n]) for n in (1, 2, 3))]
     assert np.array_equal(logits, np.array(expected, np.float32))
@@ -47,14 +47,14 @@ def test_a_pass_is_over_what_several_slots_are_fed_with_rows_in_their_order(cont
 
 def test_what_is_not_committed_or_not_in_the_path_is_undone(context):
     fed(context, [9], draft=Draft([6, 2]), path=[0])
-    context.forward([context.feed(0, np.int32([4]))])
+    context.forward([context.prepare(0, np.int32([4]))])
     assert np.array_equal(fed(context, [8], 1)[0], after(context, 9, 6, 8))
 
 
 def test_logits_of_any_tokens_can_be_asked_for():
     model = ToyModel(n_slots=2)
     context = EngineContext(model, Contiguous(NoOptions(), model.state_spec, model))
-    feeds = [context.feed(1, np.int32([7, 8])), context.feed(0, np.int32([1, 2, 3, 4]), np.int32([1, 2]))]
+    feeds = [context.prepare(1, np.int32([7, 8])), context.prepare(0, np.int32([1, 2, 3, 4]), np.int32([1, 2]))]
     expected = [model.logits(np.int32([1, 2, 3])[:n]) for n in (2, 3)]
     assert np.array_equal(context.forward(feeds).rows(), np.array(expected, np.float32))
 
@@ -63,7 +63,7 @@ def test_logits_of_any_tokens_can_be_asked_for():
 def test_of_what_a_model_writes_by_itself_as_much_is_kept_as_is_wanted(context, n_kept):
     assert context.open(np.int32([7, 8])).slot == 1
     texts = [[*HELD, 9, 2], [7, 8]]
-    feeds = [context.feed(0, np.int32([9, 2]), 1, n_more=3), context.feed(1, np.int32([7, 8]), 1, n_more=3)]
+    feeds = [context.prepare(0, np.int32([9, 2]), 1, n_more=3), context.prepare(1, np.int32([7, 8]), 1, n_more=3)]
     logits = context.forward(feeds)
     best = logits.argmax().reshape(4, 2)
     for step in range(4):
@@ -77,17 +77,17 @@ def test_of_what_a_model_writes_by_itself_as_much_is_kept_as_is_wanted(context, 
 
 def test_what_a_model_cannot_write_by_itself_is_refused(context):
     with pytest.raises(CapacityError, match="60 more tokens do not fit"):
-        context.feed(0, np.int32([9]), 1, n_more=59)
+        context.prepare(0, np.int32([9]), 1, n_more=59)
     checked, one = CheckedContext(context.model, context.memory), np.int32([9])
     for rows, draft in ((0, None), (1, Draft([3]))):
         with pytest.raises(OptionError, match="2 more passes after a feed, expected one row, no draft"):
-            checked.feed(0, one, rows, draft, 2)
+            checked.prepare(0, one, rows, draft, 2)
     checked._has_sequence_state = True
     with pytest.raises(OptionError, match="a model without recurrent state"):
-        checked.feed(0, one, 1, None, 2)
+        checked.prepare(0, one, 1, None, 2)
     checked._has_sequence_state = False
     checked.open(np.int32([7, 8]))
-    feeds = [checked.feed(0, one, 1, n_more=2), checked.feed(1, one, 1, n_more=1)]
+    feeds = [checked.prepare(0, one, 1, n_more=2), checked.prepare(1, one, 1, n_more=1)]
     with pytest.raises(OptionError, match=r"\[1, 2\] more passes, 0 features; expected one number"):
         checked.forward(feeds)
     with pytest.raises(OptionError, match=r"\[2\] more passes, 1 features"):
@@ -96,7 +96,7 @@ def test_what_a_model_cannot_write_by_itself_is_refused(context):
 
 def test_features_are_asked_for_where_there_are_any(context):
     for features in ((), ("layer.1",)):
-        context.forward([context.feed(0, np.int32([9]), 1)], features)
+        context.forward([context.prepare(0, np.int32([9]), 1)], features)
         assert context.model.batches[-1].features == features
 
 
@@ -120,10 +120,10 @@ def test_a_slot_whose_accepted_tokens_were_to_be_moved_by_a_pass_that_failed_is_
     context.model.on_forward = lambda: None
     if has_accepted:
         with pytest.raises(AuguryError, match="what slot 0 holds since is not known"):
-            context.feed(0, np.int32([8]))
+            context.prepare(0, np.int32([8]))
         context.end(0)
         assert {context.open(np.int32([1, 2])).slot for _ in range(2)} == {0, 1}
-    context.feed(0, np.int32([8]))
+    context.prepare(0, np.int32([8]))
 
 
 def test_a_path_of_a_tree_comes_to_its_place_before_the_next_pass(context):
@@ -188,17 +188,17 @@ def test_what_kernels_would_read_beside_arrays_for_is_refused(context, is_target
     context = CheckedContext(context.model, context.memory)
     n_passes = len(context.model.batches)
     with pytest.raises(error, match=told):
-        EngineTarget(context).forward({slot: tokens}, 1) if is_target else context.feed(slot, tokens)
+        EngineTarget(context).forward({slot: tokens}, 1) if is_target else context.prepare(slot, tokens)
     assert len(context.model.batches) == n_passes
 
 
 def test_drafts_and_logits_that_kernels_would_read_beside_arrays_for_are_refused(context):
     checked = CheckedContext(context.model, context.memory)
     with pytest.raises(OptionError, match="tokens from 99 to 99"):
-        checked.feed(0, ints(9), 0, Draft([99]))
+        checked.prepare(0, ints(9), 0, Draft([99]))
     for rows in (2, -1, None, ints(0)):
         with pytest.raises(OptionError, match="a feed of 1 tokens with logits of"):
-            checked.feed(0, ints(9), rows)
+            checked.prepare(0, ints(9), rows)
     for n_layers in (0, 5, None, 1.0):
         with pytest.raises(OptionError, match=f"a pass through {n_layers} layers, expected 1 to 4"):
             EngineTarget(context).forward({0: ints(9)}, n_layers)
@@ -206,7 +206,7 @@ def test_drafts_and_logits_that_kernels_would_read_beside_arrays_for_are_refused
 
 def test_numbers_of_other_types_are_taken_as_they_are_meant_and_copied(context):
     checked, tokens = CheckedContext(context.model, context.memory), ints(0, 15, dtype=np.uint8)
-    feed = checked.feed(0, tokens)
+    feed = checked.prepare(0, tokens)
     tokens[:] = 1
     checked.forward([feed])
     assert not len(context.model.batches[-1].rows), "no logits were asked for"

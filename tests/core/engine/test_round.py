@@ -1,4 +1,4 @@
-"""One round is read in one sitting: how many functions of ours it leads through, and that the page draws them as they are."""
+"""One round is read in one sitting: how many functions of ours it leads through, and that the page draws its steps."""
 
 import inspect
 import sys
@@ -16,7 +16,7 @@ ARITHMETIC = {f"augury.speculation.{name}" for name in ("planner", "best_nodes",
 def function_of(frame, properties):
     """The module and name of the function of ours that a frame runs, or a closure in it; None of what does not count."""
     module, code = frame.f_globals.get("__name__", ""), frame.f_code
-    is_ours = module.startswith(("augury.engine.", "augury.speculation.", "augury.guard")) and module not in ARITHMETIC
+    is_ours = module.startswith(("augury.engine.", "augury.speculation.", "augury.guard"))
     name = module, code.co_qualname.split(".<locals>")[0]
     return name if is_ours and name not in properties and not name[1].endswith("__") else None
 
@@ -53,8 +53,10 @@ def traced(monkeypatch):
                 callers = list(callers_of(frame, properties))
                 if name in callers:  # a closure, called back
                     return
-                calling.update(callers[:1])
-                steps_of.setdefault(name, next((caller for caller in callers if caller[1] != "Loop._attempt"), None))
+                callers = [caller for caller in callers if caller[0] not in ARITHMETIC]
+                if name[0] not in ARITHMETIC:
+                    calling.update(callers[:1])
+                steps_of.setdefault(name, next((caller for caller in callers if caller != ("augury.guard", "guarded")), None))
 
         sys.setprofile(profile)
         try:
@@ -74,15 +76,17 @@ def drawn():
         yield (len(line) - len(line.lstrip())) // 2, *line.split()[:2]
 
 
-def test_a_round_is_read_in_twenty_functions_of_eight_files_which_the_page_draws(traced):
+def test_a_round_is_read_in_20_steps_of_8_files_which_the_page_draws_and_in_86_functions_with_the_planner(traced):
     costs = PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.16)], 64)
     with toy_engine(drafter=lambda model: ScriptedDrafter(model, [(3, 1)]), planner=planner_of(costs, False)) as engine:
         result = engine.generate([1, 2, 3], max_tokens=40, temperature=0.0)
     assert result.stats.drafters["scripted"].accepted > 9
     steps_of, calling = traced[3]
     names = list(steps_of)
+    assert len(names) <= 86, names
+    assert len({module for module, _ in names}) <= 17, names
     last = max(i for i, name in enumerate(names) if (steps_of[name] or name)[1] == "Drafting.settle")
-    steps = [name for name in names[: last + 1] if name in calling]
+    steps = [name for name in names[: last + 1] if name in calling and name[0] not in {*ARITHMETIC, "augury.guard"}]
     assert len(steps) <= 20, steps
     assert len({module for module, _ in steps}) <= 8, steps
 

@@ -26,8 +26,8 @@ def test_a_model_that_a_drafter_loads_is_checked_and_closed_with_the_engine():
     context = session.load(TINY_DRAFT, ModelOptions())
     assert session.load(TINY_DRAFT, ModelOptions()) is context
     with pytest.raises(OptionError, match="expected 0 to 263"):
-        context.feed(0, np.int32([264]))
-    feed = context.feed(0, np.int32([1]))
+        context.prepare(0, np.int32([264]))
+    feed = context.prepare(0, np.int32([1]))
     loader.close()
     with pytest.raises(AuguryError, match="closed"):
         context.forward([feed])
@@ -81,7 +81,7 @@ def test_a_drafter_loads_another_plan_of_a_file():
     assert (half.info.n_layers, main.info.n_layers) == (1, 2)
     text = np.int32([1, 2, 3])
     batch = Batch.chain(text, rows=np.int32([2]), layers=(0, 1))
-    assert np.array_equal(half.forward([half.feed(0, text, 1)]).rows(), loader.models[1].forward(batch).rows())
+    assert np.array_equal(half.forward([half.prepare(0, text, 1)]).rows(), loader.models[1].forward(batch).rows())
     with pytest.raises(OptionError, match="'llama' has no plan 'mtp', only main, half"):
         session.load(path, options, plan="mtp")
     loader.close()

@@ -1,12 +1,13 @@
 """Slots saved to files: what comes back, by whom, and what is refused."""
 
 import shutil
+from time import monotonic
 
 import numpy as np
 import pytest
 from oracles.models import tiny_model
 from support.more_toys import registry_with_toys
-from support.toys import Gate
+from support.toys import Gate, toy_engine
 
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError
@@ -43,11 +44,12 @@ def test_a_saved_slot_goes_on_elsewhere_as_it_would_have_here(kind, n, tmp_path)
         whole = answer(engine, PROMPT, 30, **SAMPLED)
         engine.generate(PROMPT, max_tokens=n, **SAMPLED)
         saved = engine.save_slot(0, tmp_path / "slot")
-    assert saved.tokens == [*PROMPT, *whole[0][:n]]
+    assert saved.tokens.tolist() == [*PROMPT, *whole[0][:n]]
     with load(kind, slots=3) as engine:
         loaded = engine.load_slot(2, tmp_path / "slot")
-        assert (loaded.tokens, dict(loaded.params)) == (saved.tokens, dict(saved.params))
-        assert engine.save_slot(2, tmp_path / "again").tokens == saved.tokens
+        assert dict(loaded.params) == dict(saved.params)
+        assert np.array_equal(loaded.tokens, saved.tokens)
+        assert np.array_equal(engine.save_slot(2, tmp_path / "again").tokens, saved.tokens)
         tokens, logprobs, n_reused = answer(engine, loaded.tokens, 30 - n, ignore_eos=True, **loaded.params)
     assert (tokens, logprobs) == (whole[0][n:], whole[1][n:])
     assert n_reused >= len(PROMPT)
@@ -64,7 +66,7 @@ def test_the_slot_of_a_request_that_runs_is_saved_between_two_rounds(kind, tmp_p
         assert list(running.result().tokens) == whole[0]
         n = len(saved.tokens) - len(PROMPT)
         assert 1 <= n <= 80
-        assert saved.tokens == [*PROMPT, *whole[0][:n]]
+        assert saved.tokens.tolist() == [*PROMPT, *whole[0][:n]]
         engine.load_slot(0, tmp_path / "slot")
         if n < 80:
             assert answer(engine, saved.tokens, 80 - n, ignore_eos=True, **saved.params)[:2] == (whole[0][n:], whole[1][n:])
@@ -118,7 +120,7 @@ def test_a_file_of_other_weights_another_manager_or_other_types_is_foreign(tmp_p
             engine.load_slot(0, path)
     renamed = one.rename(tmp_path / "renamed.gguf")
     with load("reference", renamed) as engine:
-        assert engine.load_slot(0, path).tokens[: len(PROMPT)] == PROMPT
+        assert engine.load_slot(0, path).tokens[: len(PROMPT)].tolist() == PROMPT
     renamed.rename(one)
     with (
         load("reference", one, cache_type_k="f32") as engine,
@@ -213,3 +215,17 @@ def test_an_erased_slot_holds_nothing_and_one_in_use_is_not_erased(tmp_path):
         engine._worker._loop._taken.add(0)  # also where the request has just ended
         with pytest.raises(CapacityError, match="slot 0 is in use"):
             engine.erase_slot(0)
+
+
+@pytest.mark.parametrize("step", ["slot_files.SavedSlot.of", "stats.RequestCounter.summary", "stats.EngineCounter.ended"])
+def test_a_caller_hears_of_the_end_where_a_step_of_it_fails(monkeypatch, step):
+    def failing(*_):
+        raise RuntimeError("a fault")
+
+    with toy_engine() as engine:
+        monkeypatch.setattr(f"augury.engine.{step}", failing)
+        channel = engine.submit([1, 2], max_tokens=2)._channel
+        channel.block(channel.waiters, monotonic() + 10)
+        assert channel.outcome is not None
+        monkeypatch.undo()
+        assert len(engine.generate([1, 2], max_tokens=2).tokens) == 2

@@ -61,7 +61,7 @@ def test_the_rest_of_plain_rounds_is_averaged_and_one_beyond_its_pass_was_interr
     assert (counter.plain_s(None), counter.plain_s(2.0)) == (None, 2.0)
 
     def see(seconds, n_running=1, **facts):
-        counter.rest(evolve(Round(1, 1, 0, 0, 1, draft_s=0.0, forward_s=2.0), **facts), n_running, seconds)
+        counter.overhead(evolve(Round(1, 1, 0, 0, 1, draft_s=0.0, forward_s=2.0), **facts), n_running, seconds)
         found.append(counter.plain_s(2.0) - 2.0)
 
     for seconds in (40.0, 0.2, *[0.5] * 18, 0.0):

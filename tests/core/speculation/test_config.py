@@ -165,7 +165,7 @@ def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, ra
 
     def scored(self, slot, emitted):
         score(self, slot, emitted)
-        if (proposal := slot.of.get(self)) is not None and len(proposal.draft):
+        if (proposal := slot.by_drafter.get(self)) is not None and len(proposal.draft):
             seen.append(self.n_right / min(len(proposal.draft), len(emitted)))
 
     monkeypatch.setattr(RequestDrafter, "score", scored)

@@ -65,7 +65,7 @@ def constant(n_drafters, is_costly=None, per_token=0.02, kind=DraftPlanner):
 
 def own_nodes(slot, index, k):
     """The first k nodes of a drafter's proposal in a slot's tree."""
-    proposal = slot.of.get(slot.drafters.every[index])
+    proposal = slot.by_drafter.get(slot.drafters.every[index])
     return [] if proposal is None else sorted(set(proposal.nodes[:k]))
 
 

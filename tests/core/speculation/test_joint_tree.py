@@ -50,8 +50,8 @@ def test_what_follows_a_node_is_merged_after_it(first, second, data):
     assert [every[node] for node in nodes] == [(*before, *path) for path in own]
     assert len(set(every)) == len(every)
     for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
-        assert tree.after[parent][token] == node
-    assert 9 not in tree.after.get(-1, {})
+        assert tree.children[parent][token] == node
+    assert 9 not in tree.children.get(-1, {})
 
 
 @given(st.lists(drafts(), max_size=4))

@@ -30,7 +30,7 @@ def prefill(held, text, start, slot=0):
     ends = []
     while start < len(text):
         n = held.chunk(slot, min(len(text) - start, 64), len(text) - start)
-        feed = held.feed(slot, tokens(*text[start : start + n]))
+        feed = held.prepare(slot, tokens(*text[start : start + n]))
         held.forward([feed])
         held.commit(feed)
         start += n
@@ -48,7 +48,7 @@ def answer(held, text, **how):
 
 def state_of(held, slot=0):
     """The whole state of a slot, of which nothing is left for its next pass to take in."""
-    feed = held.feed(slot, tokens(7))
+    feed = held.prepare(slot, tokens(7))
     held.forward([feed])
     held.commit(feed)
     model = held.model
@@ -113,7 +113,7 @@ def held_at(*positions, slot=0, **how):
     held = how.pop("held", None) or context(**{"checkpoint_min_step": 1} | how)
     held.open(tokens(slot), may_reuse=True)
     for start, end in itertools.pairwise((0, *positions)):
-        feed = held.feed(slot, np.zeros(end - start, np.int32))
+        feed = held.prepare(slot, np.zeros(end - start, np.int32))
         held.forward([feed])
         held.commit(feed)
     return held
@@ -196,7 +196,7 @@ def test_a_failed_pass_goes_back_to_the_last_copy(kind):
     held = context(kind=kind)
     held.open(tokens(*PROMPT), may_reuse=True)
     prefill(held, PROMPT, 0)
-    held.forward([held.feed(0, tokens(5), 3, Draft([6, 7]))])
+    held.forward([held.prepare(0, tokens(5), 3, Draft([6, 7]))])
     held.end(0)
     opened = held.open(tokens(*PROMPT, 8), may_reuse=True)
     assert opened.n_reused == 96
@@ -212,7 +212,7 @@ def test_a_state_that_a_pass_saved_is_forgotten_with_its_text_or_with_a_failed_p
     reject(held)  # the state after 11 tokens is saved
     if has_failed:
         prefill(held, [*PROMPT[:10], 5, *PROMPT[:40]], 11)
-        held.forward([held.feed(0, tokens(4), 3, Draft([6, 7]))])  # it saves another
+        held.forward([held.prepare(0, tokens(4), 3, Draft([6, 7]))])  # it saves another
         held.end(0)
         assert held.open(tokens(*PROMPT[:10], 5, *PROMPT[:40], 8), may_reuse=True).n_reused == 47
     else:
@@ -237,17 +237,17 @@ def test_a_recurrent_state_is_cut_no_further_than_what_it_has_not_taken_in(n, n_
     held = context(n_ctx=8)
     held.open(tokens(1, 2, 3), may_reuse=True)
     prefill(held, [1, 2], 0)
-    feed = held.feed(0, tokens(3), 3, Draft([4, 5]))
+    feed = held.prepare(0, tokens(3), 3, Draft([4, 5]))
     held.forward([feed])
     held.commit(feed, [0])
     assert held.truncate(0, n) == n_kept
-    reservation = held.feed(0, tokens(9)).reservation
+    reservation = held.prepare(0, tokens(9)).reservation
     assert (reservation.mark, reservation.accepted, reservation.keeps_aside) == (n_kept, accepted, True)
 
 
 def reject(held, n=1):
     for _ in range(n):
-        feed = held.feed(0, tokens(5), 3, Draft([6, 7]))
+        feed = held.prepare(0, tokens(5), 3, Draft([6, 7]))
         held.forward([feed])
         held.commit(feed)
 
@@ -284,7 +284,7 @@ def test_use_checkpoints_says_how_drafts_are_undone(kind, how, replays, may_draf
     assert (held.memory.replays_accepted, held.memory.draft_room(0) > 0) == (replays, may_draft)
     assert ("nothing is drafted" in caplog.text) == (not may_draft)
     reject(held)
-    assert held.feed(0, tokens(5)).reservation.restore == replays
+    assert held.prepare(0, tokens(5)).reservation.restore == replays
 
 
 @pytest.mark.parametrize("n_accepted", [0, 1, 2])
@@ -297,7 +297,7 @@ def test_a_saved_slot_holds_its_text_and_its_copies(kind, n_accepted):
     other.end(1)
     held.open(tokens(*PROMPT), may_reuse=True)
     prefill(held, PROMPT, 0)
-    feed = held.feed(0, tokens(5), 3, Draft([6, 7]))
+    feed = held.prepare(0, tokens(5), 3, Draft([6, 7]))
     held.forward([feed])
     held.commit(feed, range(n_accepted))
     held.end(0)
