@@ -68,8 +68,12 @@ class ChatRequest(GenerationRequest):
 
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages in the words of OpenAI's chat, where every call has an id and every answer of a tool names one."""
+    """The messages in the words of OpenAI's chat, where every call has an id and every answer of a tool names one.
+
+    Ids that clients leave out are the calls' numbers: the same in every request, so that slots hold what was rendered before.
+    """
     found: list[dict[str, Any]] = []
+    n_calls = 0
     unanswered = deque[tuple[str, str]]()  # ids of calls, and their tools
     for message in messages:
         each: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -79,7 +83,7 @@ def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
             each["tool_calls"] = []
             unanswered.clear()
         for call in message.tool_calls or ():
-            name = call.id or f"call_{uuid4().hex[:24]}"
+            name, n_calls = call.id or f"call_{n_calls}", n_calls + 1
             function = {"name": call.function.name, "arguments": to_json(call.function.arguments).decode()}
             each["tool_calls"].append({"id": name, "type": "function", "function": function})
             unanswered.append((name, call.function.name))

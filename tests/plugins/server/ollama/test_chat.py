@@ -86,6 +86,7 @@ def test_calls_of_a_history_and_their_answers_belong_together():
     answers = [{"role": "tool", "content": name, "tool_name": name} for name in ("g", "f", "f")]
     first, *rest = conversation([Message(**each) for each in ({"role": "assistant", "tool_calls": calls}, *answers)])
     f, g, other = [call["id"] for call in first["tool_calls"]]
+    assert len({f, g, other}) == 3
     assert [each["tool_call_id"] for each in rest] == [g, f, other]
     assert first["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"n":1}'}
 

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from anthropic.types import Message as AnthropicMessage
 from hypothesis import HealthCheck, given, settings, strategies as st
+from ollama import Message as OllamaMessage
 from openai.types.chat import ChatCompletionMessage
 from openai.types.responses import Response
 
 from augury.plugins.server.anthropic import CountRequest
+from augury.plugins.server.ollama.chat import ChatRequest as OllamaRequest, conversation
 from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.openai.responses import ResponsesRequest
 from augury.plugins.server.tools import ChatFormat
@@ -103,6 +105,16 @@ def anthropic(turns):
     return CountRequest.model_validate({"messages": messages}).conversation()
 
 
+def ollama(turns):
+    messages = [ASKED]
+    for number, (calls, thought, text) in enumerate(turns):
+        made = [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]
+        answer = OllamaMessage(role="assistant", content=text, thinking=thought or None, tool_calls=made)
+        messages.append(answer.model_dump())
+        messages += [{"role": "tool", "content": told(number, i), "tool_name": name} for i, (name, _) in enumerate(calls)]
+    return conversation(OllamaRequest.model_validate({"model": "m", "messages": messages}).messages)
+
+
 @pytest.fixture(scope="module", params=TEMPLATES, ids=lambda path: path.stem)
 def form(request):
     template = ChatTemplate(request.param.read_text("utf-8"))
@@ -121,7 +133,7 @@ def written(form, messages):
     return form.template.render(params["messages"], tools=params.get("tools"))
 
 
-@pytest.mark.parametrize("interface", [chat, responses, anthropic])
+@pytest.mark.parametrize("interface", [chat, responses, anthropic, ollama])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(CALLS, THOUGHTS, TEXTS), min_size=1, max_size=2))
 def test_an_answer_is_taken_back_and_its_calls_reach_the_prompt(form, interface, turns):
@@ -139,7 +151,7 @@ def test_an_answer_is_taken_back_and_its_calls_reach_the_prompt(form, interface,
             assert any(each in prompt for each in forms)
 
 
-@pytest.mark.parametrize("interface", [chat, responses, anthropic])
+@pytest.mark.parametrize("interface", [chat, responses, anthropic, ollama])
 def test_reasoning_reaches_the_template_with_the_calls_that_it_came_before(interface):
     source = (
         "{% if tools %}<tool_call>{% endif %}"
