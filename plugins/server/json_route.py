@@ -24,9 +24,9 @@ _N_CHARS = 1 << 16
 _N_PARTS = 1 << 18  # keys and lists of a body: a million hold up the event loop, and all clients, for seconds
 
 
-def api_router() -> APIRouter:
-    """A router whose routes read bodies so."""
-    return APIRouter(route_class=_Route)
+def api_router(*, ignores_type: bool = False) -> APIRouter:
+    """A router whose routes read bodies so, with `ignores_type` also those that Content-Type calls something else."""
+    return APIRouter(route_class=_UntypedRoute if ignores_type else _Route)
 
 
 def long_answer(pieces: Iterable[str]) -> StreamingResponse:
@@ -86,5 +86,17 @@ class _Route(APIRoute):
 
         async def handle_request(request: Request) -> Response:
             return await handle(_Request(request.scope, request.receive))
+
+        return handle_request
+
+
+class _UntypedRoute(_Route):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_request(request: Request) -> Response:
+            headers = [each for each in request.scope["headers"] if each[0] != b"content-type"]
+            scope = request.scope | {"headers": [*headers, (b"content-type", b"application/json")]}
+            return await handle(Request(scope, request.receive))
 
         return handle_request

@@ -30,7 +30,7 @@ from augury.plugins.server.tools import Delta
 from augury.plugins.server.tools.delta import Call, collect
 from augury.types import Result, Token
 
-router = api_router()
+router = api_router(ignores_type=True)
 
 
 class Function(Fields):

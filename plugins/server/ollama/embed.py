@@ -17,7 +17,7 @@ from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.ollama.fields import Clock, ModelRequest, Options, check_model
 from augury.plugins.server.server import Server, Serving
 
-router = api_router()
+router = api_router(ignores_type=True)
 
 
 class EmbedRequest(ModelRequest):

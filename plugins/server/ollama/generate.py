@@ -29,7 +29,7 @@ from augury.plugins.server.tools import Delta
 from augury.plugins.server.tools.delta import collect
 from augury.types import Result, Token
 
-router = api_router()
+router = api_router(ignores_type=True)
 
 
 class GenerateRequest(GenerationRequest, Pictures):

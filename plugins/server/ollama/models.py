@@ -12,7 +12,7 @@ from augury.plugins.server.json_route import api_router
 from augury.plugins.server.ollama.fields import ModelRequest, check_model, tagged
 from augury.plugins.server.server import Server, Serving
 
-router = api_router()
+router = api_router(ignores_type=True)
 _VERSION = "0.13.0"  # of Ollama, whose interface this is: clients refuse older ones
 _FOREVER = timedelta(days=100 * 365)  # until a model is unloaded, where nothing says when
 _UNITS = ("", "K", "M", "B", "T")

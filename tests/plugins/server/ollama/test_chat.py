@@ -81,6 +81,15 @@ def test_what_cannot_be_is_one_text(client, body, status, told):
     assert told in answer.json()["error"]
 
 
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])
+def test_a_body_is_json_whatever_its_type_says(client, headers):
+    """As LiteLLM sends it, and curl with -d alone."""
+    body = json.dumps({"model": "small", "messages": MESSAGES, "options": OPTIONS, "stream": False})
+    answer = client.post("/api/chat", content=body, headers=headers)
+    assert answer.status_code == 200
+    assert answer.json()["message"]["content"]
+
+
 def test_calls_of_a_history_and_their_answers_belong_together():
     calls = [{"function": {"name": name, "arguments": {"n": 1}}} for name in ("f", "g", "f")]
     answers = [{"role": "tool", "content": name, "tool_name": name} for name in ("g", "f", "f")]
