@@ -45,7 +45,7 @@ class ReadTokensEmitter(OperationEmitter[ReadTokens]):
         tape.add(Work("token ids"), embed.read_tokens, out=self.placed.at(self.operation.out))
 
 
-class GiveInputsEmitter(OperationEmitter[SetLayerInputs]):
+class SetLayerInputsEmitter(OperationEmitter[SetLayerInputs]):
     """Adds the rows of a table to the inputs of layers."""
 
     kernels = (step.add_rows,)
@@ -67,7 +67,7 @@ def logits_row(n_vocab: int) -> tuple[int, int]:
     return width, width + up(width // logits.BLOCK, _LINE)
 
 
-class GiveLogitsEmitter(OperationEmitter[ComputeLogits]):
+class ComputeLogitsEmitter(OperationEmitter[ComputeLogits]):
     """Computes logits; where to is written into the tape before every pass."""
 
     def __init__(self, operation: ComputeLogits, scope: Scope) -> None:

@@ -135,7 +135,7 @@ class JoinEmitter(OperationEmitter[Join]):
             column += value.width
 
 
-class BeginStreamsEmitter(OperationEmitter[InitStreams]):
+class InitStreamsEmitter(OperationEmitter[InitStreams]):
     """Copies rows to x, or to the residual streams."""
 
     kernels = (recurrent_ends.place_rows,)

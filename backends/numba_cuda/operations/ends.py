@@ -34,7 +34,7 @@ class ReadTokensEmitter(OperationEmitter[ReadTokens]):
         tape.launch(read_tokens, (-(-tape.size.n_tokens // WARP),), WARP, out=out.at, stride=out.width)
 
 
-class BeginStreamsEmitter(OperationEmitter[InitStreams]):
+class InitStreamsEmitter(OperationEmitter[InitStreams]):
     """Copies rows to x or the residual streams, unless they lie there."""
 
     def emit(self, tape: Tape) -> None:
@@ -44,7 +44,7 @@ class BeginStreamsEmitter(OperationEmitter[InitStreams]):
             tape.blend(DeviceRows(to.at.at(4 * i * size), to.width), rows, 0.0, 1.0, width=size)
 
 
-class GiveInputsEmitter(OperationEmitter[SetLayerInputs]):
+class SetLayerInputsEmitter(OperationEmitter[SetLayerInputs]):
     """Adds the rows of a table to the inputs of layers."""
 
     def buffers(self) -> Mapping[str, int]:
@@ -58,7 +58,7 @@ class GiveInputsEmitter(OperationEmitter[SetLayerInputs]):
         tape.blend(to, layout.rows(operation.other, tape), operation.scale, operation.scale * operation.factor)
 
 
-class GiveLogitsEmitter(OperationEmitter[ComputeLogits]):
+class ComputeLogitsEmitter(OperationEmitter[ComputeLogits]):
     """Computes logits, and finds each row's best token and its logit where these are wanted."""
 
     def buffers(self) -> Mapping[str, int]:
