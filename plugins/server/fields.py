@@ -39,13 +39,10 @@ IGNORED = (
 """Fields that clients send unasked and that mean nothing to a server of one's own: they are left out, whatever they say."""
 
 FOREIGN_NAMES = {
-    **{f"guided_{name}": repr(name) for name in ("regex", "choice", "grammar")},
-    "guided_json": "'json_schema'",
-    "structured_outputs": "'json_schema', 'regex', 'grammar' or 'choice'",
     "repetition_penalty": "'repeat_penalty' with 'repeat_last_n' -1",
     "chat_template": "the server's flag --chat-template-file, or 'chat_template_kwargs'",
-    "functions": "'tools'",
-    "function_call": "'tool_choice'",
+    "functions": "'tools' in a chat",
+    "function_call": "'tool_choice' in a chat",
     "enable_thinking": "'chat_template_kwargs'",
     "num_draft_tokens": "'speculative.n_max'",
 }
@@ -134,10 +131,17 @@ _UNDONE: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("include_stop_str_in_output", "use_beam_search", "early_stopping", "echo"), lambda value: value is False),
     **dict.fromkeys(("best_of", "length_penalty", "repetition_penalty"), lambda value: value == 1),
     "spaces_between_special_tokens": lambda value: isinstance(value, bool),  # which are skipped
+    "add_special_tokens": lambda value: value is True,  # in front of a text; templates write their own
+    # Ollama's, in requests of others' form
+    "tfs_z": lambda value: value == 1,
+    "n_probs": lambda value: value == 0,
+    "num_ctx": lambda value: isinstance(value, int),  # the server's flag -c has chosen it
     # Anthropic's
     "speed": lambda value: value == "standard",
     "context_management": lambda value: value in ({"edits": []}, {"edits": [_KEEP_THINKING]}),
 }
+_FORMS = {"json": "json_schema", "json_object": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+_GUIDED = [f"guided_{form}" for form in _FORMS]
 _OFF_SAMPLER = "adaptive_p"  # which does nothing unless adaptive_target says so
 
 _SAMPLING: dict[str, Any] = {
@@ -193,7 +197,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
         kept = {}
-        for name, value in _undotted(data).items():
+        for name, value in _with_forms(_undotted(data)).items():
             if name == "samplers" and isinstance(value, str):
                 kept[name] = [SAMPLER_LETTERS.get(letter, letter) for letter in value]
             elif name not in _UNDONE or name in cls.model_fields:
@@ -243,6 +247,27 @@ def _undotted(data: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{next(iter(dotted))} is given as well as speculative, which is {given!r}; give one of them")
     merged = {**(given or {}), **{key.partition(".")[2]: value for key, value in dotted.items()}}
     return {key: value for key, value in data.items() if key not in dotted} | {"speculative": merged}
+
+
+def _with_forms(data: dict[str, Any]) -> dict[str, Any]:
+    """Read vLLM's `guided_json` and `structured_outputs`, and the like, as the forms of the whole output that they are."""
+    names = [name for name in data if name == "structured_outputs" or name in _GUIDED]
+    found = {name: value for name, value in data.items() if name not in names}
+    for name in names:
+        value = data[name]
+        if name in _GUIDED:
+            forms = {name.removeprefix("guided_"): value}
+        elif isinstance(value, dict):
+            forms = {form: each for form, each in value.items() if each is not None and each is not False}
+        else:
+            raise ValueError(f"structured_outputs is {shown(value)}, expected an object")
+        for form, each in forms.items():
+            if form not in _FORMS:
+                raise ValueError(f"structured_outputs has {form!r}, expected {', '.join(_FORMS)}")
+            if _FORMS[form] in found:
+                raise ValueError(f"{name} and {_FORMS[form]} both say how the output is to be; leave one of them out")
+            found[_FORMS[form]] = {"type": "object"} if form == "json_object" else each
+    return found
 
 
 def _is_off(check: Callable[[Any], bool], value: Any) -> bool:

@@ -96,7 +96,7 @@ class _UntypedRoute(_Route):
 
         async def handle_request(request: Request) -> Response:
             headers = [each for each in request.scope["headers"] if each[0] != b"content-type"]
-            scope = request.scope | {"headers": [*headers, (b"content-type", b"application/json")]}
+            scope = {**request.scope, "headers": [*headers, (b"content-type", b"application/json")]}
             return await handle(Request(scope, request.receive))
 
         return handle_request

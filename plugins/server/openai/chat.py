@@ -127,6 +127,22 @@ class ChatRequest(OpenAIFields):
     continue_final_message: bool | None = Field(None, description="true where the assistant has the last message, else false")
     add_generation_prompt: bool | None = Field(None, description="the contrary")
 
+    @classmethod
+    def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """The fields, OpenAI's older ones by the names that they have now, and Ollama's `think` as templates have it."""
+        data = {name: value for name, value in data.items() if name != "add_special_tokens" or not isinstance(value, bool)}
+        if isinstance(functions := data.get("functions"), list) and "tools" not in data:
+            data["tools"] = [{"type": "function", "function": each} for each in functions]
+            del data["functions"]
+        if (choice := data.get("function_call")) in ("auto", "none") and "tool_choice" not in data:
+            data["tool_choice"] = data.pop("function_call")
+        elif isinstance(choice, dict) and "tool_choice" not in data:
+            data["tool_choice"] = {"type": "function", "function": data.pop("function_call")}
+        if isinstance(data.get("think"), bool):
+            kwargs = data.get("chat_template_kwargs")
+            data["chat_template_kwargs"] = {"enable_thinking": data.pop("think")} | (kwargs if isinstance(kwargs, dict) else {})
+        return super()._read(data)
+
     @model_validator(mode="after")
     def _check_end(self) -> ChatRequest:
         is_continued = self.messages[-1].role == "assistant"

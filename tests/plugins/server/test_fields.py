@@ -138,3 +138,27 @@ def test_two_names_of_a_field_agree_in_any_object():
     assert message(reasoning="Hm.", reasoning_content="Hm.") == message(reasoning="Hm.")
     with pytest.raises(ValueError, match="reasoning_content and reasoning mean the same here, but differ"):
         message(reasoning="Hm.", reasoning_content="Oh.")
+
+
+ASKED = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("sent", "name", "meant"),
+    [
+        ({"guided_json": SCHEMA}, "json_schema", SCHEMA),
+        ({"guided_choice": ["a", "b"]}, "choice", ["a", "b"]),
+        ({"guided_regex": "a*", "guided_json": None}, "regex", "a*"),
+        ({"structured_outputs": {"grammar": 'root ::= "a"', "json": None}}, "grammar", 'root ::= "a"'),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", {"type": "object"}),
+        ({"structured_outputs": {"json_object": False}}, "json_schema", None),
+        ({"functions": [{"name": "f"}]}, "tools", [{"type": "function", "function": {"name": "f"}}]),
+        ({"function_call": "none"}, "tool_choice", "none"),
+        ({"function_call": {"name": "f"}}, "tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ({"think": False}, "chat_template_kwargs", {"enable_thinking": False}),
+        ({"think": True, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", {"enable_thinking": True, "x": 1}),
+        ({"add_special_tokens": False, "num_ctx": 4096, "tfs_z": 1, "n_probs": 0}, "tools", None),
+    ],
+)
+def test_fields_of_other_servers_mean_what_they_mean_there(sent, name, meant):
+    assert getattr(ChatRequest.model_validate(ASKED | sent), name) == meant
