@@ -1,8 +1,9 @@
-"""`/health` and `/metrics`, for monitoring: as llama.cpp's server has them."""
+"""`/health` and `/metrics`, for monitoring: as llama.cpp's server has them; `/ping` and `/version` as vLLM's has."""
 
 from __future__ import annotations
 
 import time
+from importlib import metadata
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
@@ -23,6 +24,19 @@ async def health(server: Serving) -> dict[str, str]:
     """Say that the server is ready; while the model loads it is not, and says how far it has come."""
     _ = server.engine
     return {"status": "ok"}
+
+
+@router.get("/ping")
+@router.post("/ping", include_in_schema=False)
+async def ping(server: Serving) -> dict[str, str]:
+    """Say the same, to who asks as SageMaker does."""
+    return await health(server)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Say which augury this is, in vLLM's form."""
+    return {"version": metadata.version("augury")}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

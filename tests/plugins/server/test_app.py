@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import metadata
 
 import httpx
 import pytest
@@ -155,6 +156,11 @@ def test_every_key_opens(strict_server, headers):
 
 def test_health_needs_no_key(strict_server):
     assert strict_server.client.get("/health").json() == {"status": "ok"}
+
+
+def test_a_server_tells_its_version_and_that_it_is_there(client):
+    assert client.get("/version").json() == {"version": metadata.version("augury")}
+    assert client.get("/ping").json() == client.post("/ping").json() == {"status": "ok"}
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/"])
