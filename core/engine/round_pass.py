@@ -59,7 +59,7 @@ class RoundRecord:
     @property
     def n_drafted(self) -> int:
         """Drafted tokens that were verified."""
-        return sum([len(choice.nodes) for choice, _ in self.decoded])
+        return sum([len(each.choice.nodes) for each, _ in self.outcomes if each.choice is not None])
 
     @property
     def n_accepted(self) -> int:
@@ -109,7 +109,7 @@ class RoundPass(NamedTuple):
         if n_top := max([each.n_top for each in scheduled]):
             ids, logits = passed.top_k(tokens_array(range(sum([each.n_rows for each in scheduled]))), n_top)
             top = read_only(ids), read_only(logits)
-        wants_argmax = any(each.n_rows > 0 and each.sequence.is_plain_argmax for each in scheduled)
+        wants_argmax = any([each.n_rows > 0 and each.sequence.is_plain_argmax for each in scheduled])  # noqa: C419 - as in `RoundRecord`
         if wants_argmax:  # where drafters want more of each row, it is not read twice
             if top is None:
                 argmax = passed.argmax().tolist()

@@ -134,6 +134,7 @@ _UNDONE: dict[str, Callable[[Any], bool]] = {
     "add_special_tokens": lambda value: value is True,  # in front of a text; templates write their own
     # Ollama's, in requests of others' form
     "tfs_z": lambda value: value == 1,
+    "penalize_newline": lambda value: value is True,
     "n_probs": lambda value: value == 0,
     "num_ctx": lambda value: isinstance(value, int),  # the server's flag -c has chosen it
     # Anthropic's

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from attrs import Factory, frozen
 
 from augury.files.gguf import ModelFile
@@ -46,4 +45,4 @@ class FileFacts:
 
 
 def _is_single(value: object) -> bool:
-    return isinstance(value, str | bool | int | float | np.number) and value == value  # noqa: PLR0124 - not NaN
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))

@@ -234,6 +234,19 @@ def check_texts(texts: Sequence[Any]) -> None:
         raise RequestError(400, f"there are {len(texts)} texts, expected at most {_N_TEXTS}")
 
 
+def pooling_of(server: Server, asked: str | None, advice: str) -> str | None:
+    """The pooling with which texts have one vector each, as the request, the flag or the file says; None: none of them does.
+
+    Raises:
+        RequestError: There is to be none; the message ends with the advice.
+    """
+    pooling = asked or server.options.pooling or server.engine.info.pooling
+    if pooling == "none":
+        message = "no pooling is asked for, by --pooling or the model's file, but answers here have one vector for each text"
+        raise RequestError(400, f"{message}; {advice}", param="pooling")
+    return pooling
+
+
 async def embed(
     server: Server, http: Request, texts: Sequence[Sequence[int]], *, pooling: str | None, normalize: bool
 ) -> list[np.ndarray]:

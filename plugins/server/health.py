@@ -29,7 +29,7 @@ async def health(server: Serving) -> dict[str, str]:
 @router.get("/ping")
 @router.post("/ping", include_in_schema=False)
 async def ping(server: Serving) -> dict[str, str]:
-    """Say the same, to who asks as SageMaker does."""
+    """Say the same, by the path that SageMaker asks."""
     return await health(server)
 
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from augury.plugins.server.errors import RequestError
-from augury.plugins.server.generation import check_texts, embed
+from augury.plugins.server.generation import check_texts, embed, pooling_of
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.ollama.fields import Clock, ModelRequest, Options, check_model
@@ -65,10 +65,7 @@ async def _embedded(
     """The vectors of texts, and how many tokens they have; of no text none."""
     check_texts(texts)
     ids = await to_thread.run_sync(lambda: [_tokens(server, each, is_cut=is_cut) for each in texts])
-    pooling = server.options.pooling or server.engine.info.pooling
-    if pooling == "none":
-        message = "no pooling is asked for, by --pooling or the model's file, but answers here have one vector for each text"
-        raise RequestError(400, f"{message}; start the server with --pooling mean, last or cls")
+    pooling = pooling_of(server, None, "start the server with --pooling mean, last or cls")
     found = await embed(server, http, ids, pooling=pooling, normalize=normalize) if ids else []
     return found, sum(map(len, ids))
 

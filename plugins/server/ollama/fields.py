@@ -19,7 +19,6 @@ _OF_LOADING = (  # the server's flags choose these when it loads a model
     *("numa", "use_mlock", "use_mmap", "vocab_only"),
 )
 _NAMES = {"num_keep": "n_keep", "num_predict": "max_tokens"}
-_GONE = {"tfs_z": 1, "penalize_newline": True}  # of Ollama itself, with the values that leave them undone
 
 
 class Options(EngineFields):
@@ -29,11 +28,7 @@ class Options(EngineFields):
 
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
-        for name, undone in _GONE.items():
-            if data.get(name, undone) != undone:
-                raise ValueError(f"{name} is {data[name]}, which augury does not do, as Ollama no longer does; leave it out")
-        kept = {key: value for key, value in data.items() if key not in (*_OF_LOADING, *_GONE)}
-        return super()._read({_NAMES.get(key, key): value for key, value in kept.items()})
+        return super()._read({_NAMES.get(key, key): value for key, value in data.items() if key not in _OF_LOADING})
 
     def over(self, params: dict[str, Any]) -> dict[str, Any]:
         """These arguments of `Engine.submit`, and the request's."""
@@ -107,9 +102,14 @@ def tagged(name: str) -> str:
     return name if ":" in name else f"{name}:latest"
 
 
+def written(at: datetime) -> str:
+    """A time of UTC, as answers tell it."""
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
 def now() -> str:
-    """The time, as answers tell it."""
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    """The time at which it is asked."""
+    return written(datetime.now(UTC))
 
 
 class Clock:

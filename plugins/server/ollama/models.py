@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from augury.plugins.server.json_route import api_router
-from augury.plugins.server.ollama.fields import ModelRequest, check_model, tagged
+from augury.plugins.server.ollama.fields import ModelRequest, check_model, tagged, written
 from augury.plugins.server.server import Server, Serving
+from augury.plugins.server.tools.format import GENERIC
 
 router = api_router(ignores_type=True)
 _VERSION = "0.13.0"  # of Ollama, whose interface this is: clients refuse older ones
@@ -34,7 +35,7 @@ async def version() -> dict[str, str]:
 @router.get("/api/tags")
 def tags(server: Serving) -> dict[str, Any]:
     """List the models."""
-    modified = {"modified_at": _time(server.facts().modified_at)}
+    modified = {"modified_at": written(server.facts().modified_at)}
     return {"models": [_listed(server, name) | modified for name in server.options.names]}
 
 
@@ -44,7 +45,7 @@ def running(server: Serving) -> dict[str, Any]:
     if server.is_sleeping:
         return {"models": []}
     more = {
-        "expires_at": _time(datetime.now(UTC) + _FOREVER),
+        "expires_at": written(datetime.now(UTC) + _FOREVER),
         "size_vram": 0,
         "context_length": server.engine.config["n_ctx"],
     }
@@ -64,7 +65,7 @@ def show(body: ShowRequest, server: Serving) -> dict[str, Any]:
         "details": _details(server),
         "model_info": dict(facts.metadata) | {"general.parameter_count": facts.n_parameters},
         "capabilities": _capabilities(server),
-        "modified_at": _time(facts.modified_at),
+        "modified_at": written(facts.modified_at),
     }
 
 
@@ -92,11 +93,10 @@ def _details(server: Server) -> dict[str, Any]:
 
 
 def _capabilities(server: Server) -> list[str]:
-    template, tokenizer = server.engine.chat_template, server.engine.tokenizer
-    source = "" if template is None else template.source + template.tool_source
+    tokenizer = server.engine.tokenizer
     found = {
         "completion": tokenizer is not None,
-        "tools": "tools" in source,
+        "tools": server.chat_format.tools is not GENERIC,
         "thinking": server.chat_format.may_reason,
         "insert": tokenizer is not None and {"pre", "suf", "mid"} <= tokenizer.fim.keys(),
         "embedding": server.engine.info.pooling is not None,
@@ -108,7 +108,3 @@ def _short(n: int) -> str:
     """A number of parameters with three or four digits: 134.52M, 7.6B."""
     power = min(int(math.log10(max(n, 1))) // 3, len(_UNITS) - 1)
     return f"{n / 1000**power:.{2 if power < 3 else 1}f}{_UNITS[power]}"
-
-
-def _time(at: datetime) -> str:
-    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import RequestFields
-from augury.plugins.server.generation import embed
+from augury.plugins.server.generation import embed, pooling_of
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.server import Serving
@@ -37,10 +37,7 @@ class EmbeddingRequest(RequestFields):
 async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> Response:
     """Embed texts."""
     n_embd = server.engine.info.n_embd
-    pooling = body.pooling or server.options.pooling or server.engine.info.pooling
-    if pooling == "none":
-        message = "no pooling is asked for, by --pooling or the model's file, but answers here have one vector for each text"
-        raise RequestError(400, f"{message}; set pooling to mean, last or cls, or use /embedding", param="pooling")
+    pooling = pooling_of(server, body.pooling, "set pooling to mean, last or cls, or use /embedding")
     if body.dimensions not in {None, n_embd}:
         raise RequestError(400, f"dimensions is {body.dimensions}, this model's embeddings have {n_embd}", param="dimensions")
     is_several = isinstance(body.input, list) and bool(body.input) and not isinstance(body.input[0], int)

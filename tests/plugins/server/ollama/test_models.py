@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import ollama
 import pytest
 
+from augury.plugins.server.file_facts import _is_single
 from augury.plugins.server.ollama.models import _short
 
 
@@ -48,6 +49,12 @@ def test_an_unknown_model_is_not_described(ollama_client):
 def test_the_version_is_one_of_ollama_s(client):
     assert client.get("/api/version").json() == {"version": "0.13.0"}
     assert client.head("/").status_code == 200
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [1, 2]])
+def test_metadata_that_json_has_no_word_for_is_left_out(value):
+    assert not _is_single(value)
+    assert all(map(_is_single, ("a", True, 3, 0.5)))
 
 
 @pytest.mark.parametrize(("n", "text"), [(0, "0.00"), (999, "999.00"), (134_515_008, "134.52M"), (7_615_616_512, "7.6B")])
