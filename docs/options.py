@@ -155,7 +155,7 @@ def page(registry: Registry) -> str:
     parts += _foreign(
         "refused", "These are errors in a command without a flag of that name, and say what to use instead", "instead"
     )
-    parts += ["\n`chat` ignores `-cnv` and `-i`, and says where a system prompt is to stand."]
+    parts += ["\n`chat` ignores `-cnv` and `-i`."]
     parts += [
         "`serve` ignores `--embedding`, `--ui` and `--threads-http`, too, refuses `--skip-chat-parsing`, and takes vLLM's",
         "`--served-model-name` for `--alias`.",

@@ -1,5 +1,6 @@
 """The command line `augury`, and the parts of commands: flags, loading, prompts, tables and output."""
 
+from augury.cli.chat_flags import add_template_flags, template_of, use_template
 from augury.cli.drafter_flags import (
     drafter_of_model,
     drafter_options,
@@ -23,7 +24,7 @@ from augury.cli.model_flags import (
 from augury.cli.option_flags import add_option_flag, flag_of
 from augury.cli.parser import FlagsAction, are_counts, converted, count, counts
 from augury.cli.progress import ProgressDisplay
-from augury.cli.prompts import Prompt, add_prompt_flags, add_template_flag, prompts_of_lines, read_prompts
+from augury.cli.prompts import Prompt, add_prompt_flags, prompts_of_lines, read_prompts
 from augury.cli.report import print_json, print_lines, say
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.table import align_rows, fold
@@ -40,7 +41,7 @@ __all__ = [
     "add_option_flag",
     "add_prompt_flags",
     "add_sampling_flags",
-    "add_template_flag",
+    "add_template_flags",
     "align_rows",
     "are_counts",
     "check_writable",
@@ -69,5 +70,7 @@ __all__ = [
     "request_params",
     "say",
     "takes_draft_model",
+    "template_of",
+    "use_template",
     "warn_of_synthetic",
 ]

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from augury.cli.chat_flags import add_system_flags, add_template_flags, system_prompt_of, template_of, use_template, with_system
 from augury.cli.conversation import Conversation, read_messages
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_CHAT
 from augury.cli.model_flags import FIRST_FLAGS, add_model_flags, load_engine
-from augury.cli.prompts import add_template_flag
 from augury.cli.report import say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.text_file import check_writable, read_lines
@@ -28,7 +28,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_model_flags(parser, registry, argv, n_slots=None)
     parser.foreign = FOREIGN_FLAGS_IN_CHAT
     add_sampling_flags(parser, registry, n_predict=_N_PREDICT)
-    add_template_flag(parser)
+    add_system_flags(parser, "a system prompt, in place of the one that a session has; /system changes it")
+    add_template_flags(parser)
     parser.add_argument("--stats", action="store_true", help="colour tokens by who proposed them, and show figures per answer")
     parser.add_argument(
         "--session",
@@ -36,7 +37,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         metavar="FILE",
         help="continue the conversation in this file, and save it there after every answer",
     )
-    parser.show_first(f"{FIRST_FLAGS} -n --temp -s --session --stats", words=("model",))
+    parser.show_first(f"{FIRST_FLAGS} -n --temp -s -sys --session --stats", words=("model",))
     parser.set_defaults(run=_run)
 
 
@@ -45,9 +46,12 @@ def _run(args: argparse.Namespace) -> int:
     if args.chat_template_kwargs is not None:
         params["chat_template_kwargs"] = args.chat_template_kwargs
     warn_of_synthetic(args)
-    messages = _session_of(args.session)
+    messages, system, template = _session_of(args.session), system_prompt_of(args), template_of(args)
+    if system is not None:
+        messages = with_system(messages, system)
     is_terminal = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
     with load_engine(args, args.spec_type, args.model_draft) as engine:
+        use_template(engine, template, parse_special=args.parse_special)
         show_in_brief(engine)
         if is_terminal:
             say("/help lists commands" + (f"; {len(messages)} messages from {args.session}" if messages else ""))
@@ -63,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
     return AuguryError.exit_code if conversation.has_failed and not is_terminal else 0
 
 
-def _session_of(path: Path | None) -> list[dict[str, str]]:
+def _session_of(path: Path | None) -> list[dict[str, Any]]:
     """Read the messages of a session, and check that it can be saved, before a model is loaded for nothing."""
     if path is None:
         return []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, define, field
 
+from augury.cli.chat_flags import has_system, with_system
 from augury.cli.report import drafting_lines, run_line, say
 from augury.cli.table import align_rows
 from augury.cli.text_file import read_text
@@ -21,19 +22,20 @@ from augury.types import Result, Summary
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
 
-    Messages = list[dict[str, str]]
+    Messages = list[dict[str, Any]]
 
 _COMMANDS = {
     "/continue": "continue an answer that was cut off or stopped",
     "/drop": "forget the oldest question and its answer, which makes room in the context",
-    "/reset": "forget the conversation",
+    "/clear": "forget the conversation, but not the system prompt",
+    "/system TEXT": "set the system prompt; without TEXT, show it",
     "/save FILE": "write the conversation to a file",
     "/load FILE": "continue the conversation in a file",
     "/stats": "figures of the last answer",
     "/help": "this list",
-    "/exit": "leave; so do Ctrl-D and Ctrl-C twice. Ctrl-C stops an answer, and clears a line",
+    "/exit": "leave; so do /quit, /bye, Ctrl-D, and Ctrl-C twice. Ctrl-C stops an answer, and clears a line",
 }
-_EXITS = ("/quit", "/q", "/bye")  # of other programs
+_EXITS = ("/exit", "/quit", "/bye", "/q")  # in the words of other programs, too
 _MAKE_ROOM = "/drop forgets the oldest question and its answer"
 
 
@@ -56,7 +58,7 @@ class Conversation:
         """Answer a message, or run a command; false where the user wants to leave."""
         if text.startswith("/") and "\n" not in text:  # several lines are never a command
             command, _, argument = text.partition(" ")
-            if command == "/exit":
+            if command in _EXITS:
                 return False
             self._run_command(command, argument.strip())
         elif text:
@@ -78,15 +80,17 @@ class Conversation:
             case "/help":
                 for line in align_rows(list(_COMMANDS.items()), has_head=False):
                     say(line)
-            case "/continue" if self.messages:
+            case "/continue" if len(self.messages) > has_system(self.messages):
                 self._answer(self.messages)
             case "/continue":
                 say("there is no answer yet")
             case "/drop":
                 self._drop()
-            case "/reset":
-                self.messages, self._summary = [], None
+            case "/clear":
+                self.messages, self._summary = self.messages[: has_system(self.messages)], None
                 say("the conversation is forgotten")
+            case "/system":
+                self._set_or_show_system(argument)
             case "/save" | "/load" if argument:
                 self._save_or_load(command, Path(argument).expanduser())
             case "/save" | "/load":
@@ -95,8 +99,15 @@ class Conversation:
                 for line in [run_line([self._summary]), *drafting_lines(self._summary)] if self._summary else ["no answer yet"]:
                     say(line)
             case _:
-                meant = "/exit" if command in _EXITS else similar(command, [name.partition(" ")[0] for name in _COMMANDS])
+                meant = similar(command, [name.partition(" ")[0] for name in _COMMANDS])
                 say(f"there is no command {command}; {f'did you mean {meant}?' if meant else '/help lists the commands'}")
+
+    def _set_or_show_system(self, text: str) -> None:
+        if text:
+            self.messages = with_system(self.messages, text)
+            say("the system prompt is set" + (", also for what was said before" if len(self.messages) > 1 else ""))
+        else:
+            say(self.messages[0]["content"] if has_system(self.messages) else "there is no system prompt")
 
     def _drop(self) -> None:
         """Forget the first question and its answer, but not the messages before it, such as a system prompt."""
@@ -133,7 +144,7 @@ class Conversation:
             raise
         except AuguryError as error:
             self.has_failed = True
-            say(f"augury: {error}; {f'{_MAKE_ROOM}, ' if isinstance(error, CapacityError) else ''}/reset forgets everything")
+            say(f"augury: {error}; {f'{_MAKE_ROOM}, ' if isinstance(error, CapacityError) else ''}/clear starts anew")
             return
         finally:
             writer.end()

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import Factory, evolve, frozen
 
+from augury.cli.chat_flags import has_system, system_prompt_of, with_system
 from augury.cli.report import say
 from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError
@@ -66,16 +67,6 @@ def add_prompt_flags(parser: argparse.ArgumentParser, default: str = "standard i
     )
 
 
-def add_template_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that gives the chat template more variables than the messages."""
-    parser.add_argument(
-        "--chat-template-kwargs",
-        type=_object,
-        metavar="JSON",
-        help='variables for the chat template, such as {"enable_thinking": false}',
-    )
-
-
 def read_prompts(args: argparse.Namespace) -> list[Prompt]:
     """All prompts of a command line: those of `-p`, then of `--prompt-tokens`, then of `-f`, its bad lines among them.
 
@@ -90,7 +81,8 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
         prompts = _from_input()
     if not prompts:
         raise OptionError("there is no prompt; give one with -p TEXT, -f FILE or on standard input")
-    return [_as_chat(prompt) for prompt in prompts] if args.chat else prompts
+    system = system_prompt_of(args) if "system_prompt" in args else None
+    return [_as_chat(prompt, system) for prompt in prompts] if args.chat or system is not None else prompts
 
 
 def prompts_of_lines(text: str, where: str) -> list[Prompt]:
@@ -162,17 +154,14 @@ def _token_ids(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError("token ids separated by commas, such as 1,2,3") from None
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError('a JSON object, such as {"enable_thinking": false}')
-    return found
-
-
-def _as_chat(prompt: Prompt) -> Prompt:
+def _as_chat(prompt: Prompt, system: str | None) -> Prompt:
+    """Make a text a question, and give it, or the messages of a line, a system prompt."""
     if prompt.tokens is not None:
-        raise OptionError("--chat needs texts, but a prompt is given as token ids; leave one of the two out")
-    return prompt if prompt.text is None else evolve(prompt, text=None, messages=[{"role": "user", "content": prompt.text}])
+        flag = "--chat" if system is None else "--system-prompt"
+        raise OptionError(f"{flag} needs texts, but a prompt is given as token ids; leave one of the two out")
+    if prompt.error:
+        return prompt
+    messages = prompt.messages if prompt.text is None else [{"role": "user", "content": prompt.text}]
+    if system is not None and not has_system(messages):  # a line's own goes before
+        messages = with_system(messages, system)
+    return evolve(prompt, text=None, messages=messages)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from augury.cli.chat_flags import add_system_flags, add_template_flags, template_of, use_template
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import FIRST_FLAGS, add_model_flags, load_engine
-from augury.cli.prompts import Prompt, add_prompt_flags, add_template_flag, read_prompts
+from augury.cli.prompts import Prompt, add_prompt_flags, read_prompts
 from augury.cli.report import as_json, drafting_lines, engine_line, print_json, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.text_file import check_writable
@@ -31,7 +32,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     """Add the command."""
     parser = subparsers.add_parser("run", help="continue a prompt, or several at once", description="Continue prompts.")
     add_prompt_flags(parser)
-    add_template_flag(parser)
+    add_system_flags(parser, "a system prompt before each prompt, which implies --chat")
+    add_template_flags(parser)
     add_model_flags(parser, registry, argv, n_slots=1)
     add_sampling_flags(parser, registry)
     parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
@@ -44,7 +46,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         help="take up what an earlier run has saved there, as far as the prompt begins like it, and save what this one came to",
     )
     parser.add_argument("--prompt-cache-ro", action="store_true", help="with --prompt-cache: leave the file as it is")
-    parser.show_first(f"-p -f --chat {FIRST_FLAGS} -n --temp -s --json-schema --json --stats", words=("model", "prompt"))
+    parser.show_first(f"-p -f --chat -sys {FIRST_FLAGS} -n --temp -s --json-schema --json --stats", words=("model", "prompt"))
     parser.set_defaults(run=_run)
 
 
@@ -61,7 +63,9 @@ def _run(args: argparse.Namespace) -> int:
     if cache is not None and not args.prompt_cache_ro:
         check_writable(cache, "--prompt-cache")
     warn_of_synthetic(args)
+    template = template_of(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
+        use_template(engine, template, parse_special=args.parse_special)
         show_in_brief(engine)
         if engine.chat_template is not None and all(prompt.text is not None for prompt in prompts) and sys.stderr.isatty():
             say("the text is continued as it is; --chat asks the model, and augury chat talks with it")

@@ -26,7 +26,7 @@ from augury.cli import (
     add_model_flags,
     add_option_flag,
     add_sampling_flags,
-    add_template_flag,
+    add_template_flags,
     configure_logging,
     flag_of,
     load_engine,
@@ -34,9 +34,11 @@ from augury.cli import (
     read_text,
     request_params,
     say,
+    template_of,
+    use_template,
     warn_of_synthetic,
 )
-from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
+from augury.errors import AuguryError, OptionError, UnsupportedError
 from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.options import option, options_of
@@ -122,16 +124,13 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     parser.foreign = FOREIGN_FLAGS_IN_SERVE
     add_sampling_flags(parser, registry)
-    add_template_flag(parser)
+    add_template_flags(parser)
     parser.add_argument(
         "--reasoning-format",
         choices=("none", "deepseek", "auto"),
         default="auto",
         help="none leaves reasoning in the content of answers, the others separate it (default: auto)",
     )
-    template = parser.add_mutually_exclusive_group()
-    template.add_argument("--chat-template", metavar="JINJA", help="a chat template in place of the model's own")
-    template.add_argument("--chat-template-file", type=Path, metavar="FILE", help="the same, from a file")
     parser.show_first(f"{FIRST_FLAGS} --host --port --api-key --chat-template -v", words=("model",))
     parser.set_defaults(run=_run)
 
@@ -156,7 +155,7 @@ def _run(args: argparse.Namespace) -> int:
             "--collect keeps answers to learn from, but with synthetic acceptance (--spec-synth-rates, --spec-synth-len) they "
             "are not the model's; leave one of the two out"
         )
-    server = Server(options, partial(_load, args, _template_of(args)), facts=cache(partial(_facts_of, args)))
+    server = Server(options, partial(_load, args, template_of(args)), facts=cache(partial(_facts_of, args)))
     if flags.metrics:
         from augury.plugins.server.metrics import Metrics
 
@@ -180,11 +179,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace, template: str | None, progress: Progress) -> Engine:
     """Load the engine, with another chat template if one is given."""
-    from augury.text.chat_template import ChatTemplate
-
     engine = load_engine(args, args.spec_type, args.model_draft, progress)
-    if template is not None:
-        engine.chat_template = ChatTemplate(template, engine.tokenizer, parse_special=args.parse_special)
+    use_template(engine, template, parse_special=args.parse_special)
     return engine
 
 
@@ -192,31 +188,6 @@ def _facts_of(args: argparse.Namespace) -> FileFacts:
     from augury.plugins.server.file_facts import FileFacts
 
     return FileFacts.of(resolve(args.model, args.registry, Progress()), overrides_of(args))
-
-
-def _template_of(args: argparse.Namespace) -> str | None:
-    """The chat template of the flags, which can write a plain question."""
-    from augury.text.chat_template import ChatTemplate
-
-    flag, source = "--chat-template", args.chat_template
-    if args.chat_template_file is not None:
-        flag, source = f"--chat-template-file {args.chat_template_file}", read_text(args.chat_template_file)
-    elif source is None:
-        return None
-    elif "{" not in source:
-        raise OptionError(
-            f"{flag} is {source!r}, expected a Jinja template, none is known by name; --chat-template-file takes a file"
-        )
-    template = ChatTemplate(source)
-    try:
-        template.render([{"role": "user", "content": "?"}])
-    except ModelFileError as error:
-        raise OptionError(f"{flag} {error.__cause__}; correct it, or leave it out to use the model's own") from None
-    except OptionError:  # it refuses this question, and may take others
-        pass
-    finally:
-        template.close()
-    return str(source)
 
 
 def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:

@@ -137,6 +137,13 @@ def test_template_kwargs_go_with_every_message(piped, monkeypatch):
     assert [params["chat_template_kwargs"] for _, params in engine.asked] == [{"enable_thinking": False}] * 2
 
 
+def test_a_system_prompt_takes_the_place_of_that_of_a_session(piped, tmp_path):
+    session = tmp_path / "talk.json"
+    assert piped(b"one\n", "--session", session, "-sys", "Be brief.")[0] == 0
+    assert piped(b"two\n", "--session", session, "-sys", "Be kind.")[0] == 0
+    assert [each["content"] for each in json.loads(session.read_text())["messages"]] == ["Be kind.", "one", "ONE", "two", "TWO"]
+
+
 def test_input_is_utf_8_whatever_the_terminal_shows():
     command = [sys.executable, talkers.__file__, "chat"]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}

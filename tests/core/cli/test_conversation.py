@@ -27,8 +27,22 @@ def test_answers_are_streamed_and_remembered(capsys):
     assert [each["role"] for each in conversation.messages] == ["user", "assistant"] * 2
 
 
-def test_reset_forgets_the_conversation():
-    assert contents(talk("hello", "/reset", "again")[0]) == ["again", "AGAIN"]
+def test_clear_forgets_the_conversation_but_not_the_system_prompt():
+    assert contents(talk("hello", "/clear", "again")[0]) == ["again", "AGAIN"]
+    assert contents(talk("/system Be brief.", "hello", "/clear", "again")[0]) == ["Be brief.", "again", "AGAIN"]
+
+
+def test_a_system_prompt_is_set_shown_and_changed(capsys):
+    conversation, _ = talk("/system", "/system Be brief.", "/continue", "hello", "/system Be kind.\\", "/system")
+    assert [each["role"] for each in conversation.messages] == ["system", "user", "assistant"]
+    assert contents(conversation) == ["Be kind.\\", "hello", "HELLO"]
+    assert capsys.readouterr().err.splitlines() == [
+        "there is no system prompt",
+        "the system prompt is set",
+        "there is no answer yet",
+        "the system prompt is set, also for what was said before",
+        "Be kind.\\",
+    ]
 
 
 def test_drop_forgets_the_oldest_question_and_answer(capsys):
@@ -62,12 +76,12 @@ def test_help_lists_every_command_that_there_is(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     talk("/help")
     listed = [line.split()[0] for line in capsys.readouterr().err.splitlines() if line.startswith("/")]
-    assert listed == ["/continue", "/drop", "/reset", "/save", "/load", "/stats", "/help", "/exit"]
+    assert listed == ["/continue", "/drop", "/clear", "/system", "/save", "/load", "/stats", "/help", "/exit"]
     talk(*(f"{command} FILE" if command in {"/save", "/load"} else command for command in listed))
     assert "there is no command" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("/quit", "/exit"), ("/bye", "/exit"), ("/ext", "/exit"), ("/laod x", "/load")])
+@pytest.mark.parametrize(("typed", "meant"), [("/ext", "/exit"), ("/laod x", "/load"), ("/sytsem x", "/system")])
 def test_a_command_of_another_name_is_told(typed, meant, capsys):
     talk(typed)
     assert f"did you mean {meant}?" in capsys.readouterr().err
@@ -75,6 +89,7 @@ def test_a_command_of_another_name_is_told(typed, meant, capsys):
 
 def test_exit_leaves_and_other_lines_do_not(capsys):
     assert talk("hello", "", "/help", "/bogus", "/exit")[1] == [True, True, True, True, False]
+    assert talk("/quit", "/bye", "/q")[1] == [False] * 3
     assert "/bogus" in capsys.readouterr().err
 
 
@@ -155,7 +170,7 @@ def test_a_place_that_cannot_be_used_is_said(capsys, command, argument):
 def test_a_session_is_kept_after_every_change(tmp_path):
     file = tmp_path / "talk.json"
     conversation = Conversation(Engine(), {}, session=file)
-    for line, n in [("/help", None), ("one", 2), ("two", 4), ("too long", 4), ("/drop", 2), ("/reset", 0)]:
+    for line, n in [("/help", None), ("one", 2), ("two", 4), ("too long", 4), ("/drop", 2), ("/clear", 0)]:
         conversation.respond(line)
         assert (len(json.loads(file.read_text())["messages"]) if file.exists() else None) == n
 

@@ -113,11 +113,7 @@ def test_flags_of_rotary_positions_override_the_file():
 def test_flags_of_conversations_mean_something_else_in_chat(capsys):
     parsed("-cnv", "-mli", command="chat")
     assert "augury chat: -cnv is ignored: chat is a conversation" in capsys.readouterr().err
-    for words, told in (
-        (["-no-cnv"], "augury run continues"),
-        (["-sys", "Be short."], "--session"),
-        (["-p", "x"], "augury run"),
-    ):
+    for words, told in ((["-no-cnv"], "augury run continues"), (["-p", "x"], "augury run")):
         with pytest.raises(OptionError, match=told):
             parsed(*words, command="chat")
 
@@ -231,7 +227,9 @@ def test_help_goes_to_standard_output_alone(capsys, words):
 
 def test_no_flag_of_augury_is_ignored_or_refused_where_it_exists():
     flags = parser_of("run").flags
-    both = "-p --prompt -f --file -np --parallel -st --single-turn --chat-template-kwargs --prompt-cache --prompt-cache-ro"
+    both = "-p --prompt -f --file -np --parallel -st --single-turn --prompt-cache --prompt-cache-ro"
+    both += " --chat-template --chat-template-file --chat-template-kwargs"
+    both += " -sys --system-prompt -sysf --system-prompt-file -spf"
     assert {name for name in FOREIGN_FLAGS if name in flags} == set(both.split())
 
 

@@ -6,7 +6,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from support.commands import here, run
 from support.servers import serving
 
 from augury.errors import AuguryError
@@ -83,21 +82,6 @@ def test_a_chat_template_takes_the_place_of_the_models_own(sleeper):
     hello = {"messages": [{"role": "user", "content": "Hello"}]}
     assert sleeper.client.post("/apply-template", json=hello).json() == {"prompt": "[Hello]"}
     assert sleeper.client.get("/props").json()["chat_template"] == TEMPLATE
-
-
-def test_a_chat_template_is_no_name(capsys):
-    code, _, err = run(capsys, "serve", *here(), "--chat-template", "chatml")
-    assert (code, "expected a Jinja template, none is known by name; --chat-template-file takes a file" in err) == (2, True)
-
-
-def test_a_chat_template_that_is_broken_is_told_before_the_model_is_loaded(capsys, tmp_path):
-    file = tmp_path / "chat.jinja"
-    file.write_text("{% if")
-    for flags, told in ((["--chat-template", "{% if"], ""), (["--chat-template-file", str(file)], f"-file {file}")):
-        code, _, err = run(capsys, "serve", *here(), *flags)
-        assert (code, f"--chat-template{told} is broken at line 1" in err) == (2, True)
-    code, _, err = run(capsys, "serve", *here(), "--chat-template", "{{ messages[0].nothing.there }}")
-    assert (code, "--chat-template fails: UndefinedError" in err) == (2, True)
 
 
 def test_reasoning_stays_in_the_content_where_the_flag_says_so():
