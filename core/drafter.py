@@ -35,8 +35,8 @@ class Session(ABC):
     sampling: SamplingParams = SamplingParams(temperature=0.0)
     forced: Callable[[int], Sequence[int]] = staticmethod(lambda limit: ())  # noqa: ARG005 - see `augury.constraint`
     prediction: np.ndarray | None = None  # (p,) int32: a text that the answer is expected to resemble
-    verify: Literal["match", "rejection"] = "match"  # "rejection" makes use of `Draft.probabilities`
-    is_synthetic: bool = False  # whether drafts are accepted by chance, so that the text is no text to learn from
+    # "rejection" makes use of `Draft.probabilities`; after "synthetic", by chance, the text is no text to learn from
+    verify: Literal["match", "rejection", "synthetic"] = "match"
 
     @abstractmethod
     def load(self, reference: str, options: ModelOptions, backend: str | None = None, plan: str = "main") -> Context:

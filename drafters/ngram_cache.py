@@ -107,7 +107,7 @@ class NgramCache(Drafter):
     def end(self) -> None:
         """Count the generated text among the past generations."""
         text, self._text = self._text, None
-        if text is not None and not self.session.is_synthetic:
+        if text is not None and self.session.verify != "synthetic":
             self._past.learn(text, self._n_prompt)
 
     def _see(self, history: np.ndarray) -> None:

@@ -153,7 +153,7 @@ class Suffix(Drafter):
         text, self._text = self._text, None
         if text is None or self._corpus is None:
             return
-        if self.options.corpus_learns and not self.session.is_synthetic:
+        if self.options.corpus_learns and self.session.verify != "synthetic":
             self._corpus.learn(text[max(self._n_prompt - self.options.max_depth, 0) :].copy())
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:

@@ -1,6 +1,6 @@
 """Mutants: small faults planted one by one into a source file; those that no test notices are listed.
 
-    python tests/mutation.py core/engine/verification.py core/engine/loop.py    all mutants of some files
+    python tests/mutation.py core/speculation/verification.py core/engine/loop.py    all mutants of some files
     python tests/mutation.py --share 0.2 --json found.json  a share of all files' below, drawn by a seed
 
 A mutant lives in a forked process alone, whose import of the file is given the changed source; nothing is written. The process

@@ -18,7 +18,8 @@ from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.options import Option, Spec, options_of, parse_specs
 from augury.registry import Registry
-from augury.speculation.config import VERIFY, choose_drafters, synthetic_rates
+from augury.speculation.config import choose_drafters
+from augury.speculation.verification import RULES, Synthetic
 
 _DEST = "drafter_values"
 _SPEC_TYPE = ("--spec-type", "--spec-config", "--spec-draftless")
@@ -59,7 +60,7 @@ def add_speculation_flags(parser: Any, registry: Registry) -> None:
     )
     parser.add_argument(
         "--spec-verify",
-        choices=VERIFY,
+        choices=tuple(RULES),
         default="match",
         help="match: the output is that of plain decoding; rejection: it has the same distribution, and a seed repeats it with "
         "--spec-fixed alone (default: match)",
@@ -239,8 +240,8 @@ def warn_of_synthetic(args: argparse.Namespace) -> None:
     Raises:
         OptionError: The rates are out of range, or given twice.
     """
-    if rates := synthetic_rates(args.spec_synth_rates, args.spec_synth_len):
-        say(f"augury: {synthetic_text(rates)}: the text is not the model's, only its speed is meaningful")
+    if rule := Synthetic.of(args.spec_synth_rates, args.spec_synth_len):
+        say(f"augury: {synthetic_text(rule.rates)}: the text is not the model's, only its speed is meaningful")
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -6,10 +6,10 @@ import numpy as np
 from attrs import frozen
 
 from augury.engine.sequence import RunningSequence
-from augury.engine.verification import Accepted
 from augury.log import DRAFT_LOGGER
 from augury.passes import Pass
 from augury.speculation.drafts import VerifiedNodes
+from augury.speculation.verification import Accepted
 from augury.types import TokenLogprob
 
 

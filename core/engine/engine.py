@@ -33,10 +33,11 @@ from augury.loader import Loader, context_size, make_backend, only_spec, plan_of
 from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.calibration import planner_for
-from augury.speculation.config import Speculation, choose_drafters, serving_drafters, synthetic_rates, uses_mtp
+from augury.speculation.config import Speculation, choose_drafters, serving_drafters, uses_mtp
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.trials import Trial
+from augury.speculation.verification import Synthetic, acceptance_rule
 from augury.text.chat_template import ChatTemplate, prompt_ids
 from augury.text.tokenizer import Tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, Result
@@ -172,13 +173,13 @@ class Engine(Evaluations):
         max_queue = None if max_queue is None else check_count("max_queue", max_queue)
         registry = registry or Registry.discover()
         only_spec("memory manager", memory)  # refused before anything is loaded
-        synthetic = synthetic_rates(spec_synth_rates, spec_synth_len)
-        speculation = Speculation((), draft_max, draft_min, spec_fixed, spec_verify, synthetic, spec_timeout)
+        rule = acceptance_rule(spec_verify, spec_synth_rates, spec_synth_len)
+        speculation = Speculation((), draft_max, draft_min, spec_fixed, rule, spec_timeout)
         device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}
         loader = Loader(registry, device, progress or Progress(), files)
         choose = partial(choose_drafters, registry, spec_type, draft_model, spec_options, open_model=loader.open)
         wants_mtp = uses_mtp(registry, chosen := choose(has_mtp=True))
-        if synthetic and not chosen:
+        if isinstance(rule, Synthetic) and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
         with loader.closed_on_failure() as made:
             file = loader.open(model, None if draft_model is None else str(draft_model))

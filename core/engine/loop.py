@@ -28,7 +28,7 @@ from augury.guard import guarded
 from augury.interfaces import Opened
 from augury.log import DRAFT_LOGGER
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import Outcome
+from augury.speculation.drafts import Outcome, VerifiedNodes
 from augury.types import Round, Summary, tokens_array
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
@@ -140,10 +140,7 @@ class Loop:
         prefilling = [each for each in self._running if each.is_prefilling]
         decoding = [each for each in self._running if not (each.is_prefilling or each.waits_for_drafters)]
         chunks = self._chunks(prefilling, CHUNK_BESIDE if decoding else CHUNK) if prefilling else []
-        plain = self._plain([each for each in decoding if not each.is_drafted])
-        n_others = len(plain) + sum([each.n_prompt for each in chunks])
-        drafted = [each for each in decoding if each.is_drafted]
-        scheduled = plain + (self._drafted(drafted, n_others) if drafted else []) + chunks
+        scheduled = self._decoding(decoding, sum([each.n_prompt for each in chunks])) + chunks
         return RoundRecord(start, scheduled, perf_counter() - start)
 
     def _deliver(self, record: RoundRecord, done: RoundPass) -> None:
@@ -247,26 +244,23 @@ class Loop:
         self._context.end(slot)
         self._unfreed.discard(slot)
 
-    def _plain(self, sequences: Sequence[RunningSequence]) -> list[ScheduledInput]:
-        """The last token of each sequence that has no drafters."""
+    def _decoding(self, sequences: Sequence[RunningSequence], n_prompt: int) -> list[ScheduledInput]:
+        """The last token of each sequence, and its draft if it has drafters, beside `n_prompt` tokens of prompts."""
+        tried = [(each, guarded(self._limit, each, failed=partial(self._end, each))) for each in sequences if each.is_drafted]
+        choices: dict[RunningSequence, VerifiedNodes] = {}
+        if limits := [(each, limit) for each, limit in tried if limit is not None]:
+            drafted, n_others = [each for each, _ in limits], n_prompt + len(sequences) - len(tried)
+            found = guarded(self._drafting.propose, limits, n_others, failed=partial(self._end_all, drafted))
+            choices = dict(zip(drafted, found or (), strict=False))  # without drafts they have all ended
         scheduled: list[ScheduledInput] = []  # in every step of a round so: list[ScheduledInput]() takes forty times as long
         for each in sequences:
-            last, failed = each.history[-1:], partial(self._end, each)
-            if (slot_input := guarded(self._context.prepare, each.slot, last, 1, failed=failed)) is not None:
-                scheduled.append(ScheduledInput(each, slot_input, 1))
-        return scheduled
-
-    def _drafted(self, sequences: Sequence[RunningSequence], n_others: int) -> list[ScheduledInput]:
-        """The last token and the draft of each that has some, beside `n_others` tokens of others."""
-        tried = [(each, guarded(self._limit, each, failed=partial(self._end, each))) for each in sequences]
-        limits = [(each, limit) for each, limit in tried if limit is not None]
-        failed = partial(self._end_all, [each for each, _ in limits])
-        choices = guarded(self._drafting.propose, limits, n_others, failed=failed) or ()
-        scheduled: list[ScheduledInput] = []
-        for (each, _), choice in zip(limits, choices, strict=False):  # without choices they have all ended
-            n_rows, n_top, failed = 1 + len(choice.nodes), self._drafting.n_top(choice), partial(self._end, each)
-            given = each.slot, each.history[-1:], n_rows, choice.draft
-            if (slot_input := guarded(self._context.prepare, *given, failed=failed)) is not None:
+            if (choice := choices.get(each)) is None and each.is_drafted:  # it has ended
+                continue
+            n_rows, n_top, draft = (
+                (1, 0, None) if choice is None else (1 + len(choice.nodes), choice.proposals.n_top, choice.draft)
+            )
+            given = each.slot, each.history[-1:], n_rows, draft
+            if (slot_input := guarded(self._context.prepare, *given, failed=partial(self._end, each))) is not None:
                 scheduled.append(ScheduledInput(each, slot_input, n_rows, choice, n_top))
         return scheduled
 
@@ -363,8 +357,8 @@ class Loop:
         for queue in (self._running, self._waiting):
             if sequence in queue:
                 queue.remove(sequence)
-        if summary is not None:
-            guarded(self._counter.ended, summary, sequence.error or error, sequence.finish_reason)
+        is_failed = summary is None or sequence.error is not None or error is not None
+        guarded(self._counter.ended, sequence.counter, sequence.finish_reason, is_failed=is_failed)
         guarded(self._publish)  # before its caller hears of the end, and asks
         sequence.finish(error)
 

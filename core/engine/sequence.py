@@ -17,12 +17,12 @@ from augury.engine.request import Request
 from augury.engine.sampler import Sampler
 from augury.engine.sampling_step import SamplingStep
 from augury.engine.stats import RequestCounter
-from augury.engine.verification import Accepted, accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 from augury.errors import ModelFileError, PluginError, UnsupportedError
 from augury.interfaces import Session
 from augury.passes import Pass
 from augury.sampling import SamplingParams
 from augury.speculation.drafted_sequence import DraftedSequence
+from augury.speculation.verification import Accepted, Distribution, TargetChoices
 from augury.text.text_stream import TextStream
 from augury.text.tokenizer import Tokenizer
 from augury.types import Draft, Result, Token, TokenLogprob
@@ -92,9 +92,8 @@ class RunningSequence(DraftedSequence):
         self.history = self._view[: self._n]
 
     def describe(self, session: Session) -> None:
-        session.sampling, session.verify = self.sampler.params, self.speculation.verify
+        session.sampling, session.verify = self.sampler.params, self.speculation.rule.name
         session.forced, session.prediction = self.forced, self.request.prediction
-        session.is_synthetic = bool(self.speculation.synthetic)
 
     def _breakers(self, shared: Callable[[Hashable, Callable[[], Any]], Any]) -> Breakers | None:
         """The breakers of the sampler `dry`, made once for the ones that most requests have."""
@@ -145,7 +144,7 @@ class RunningSequence(DraftedSequence):
 
     def possible(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int] | None:
         """See `DraftedSequence.possible`. Drawn tokens are left as they are where the output depends on them."""
-        if self._constraint is None or not tokens or self.speculation.verify == "rejection":
+        if self._constraint is None or not tokens or self.speculation.rule.depends_on_draft:
             return None
         try:
             nodes = _possible(tokens, parents, self._constraint.n_allowed)
@@ -161,51 +160,21 @@ class RunningSequence(DraftedSequence):
         tokens than `n_left`. The row after the history is `first_row`, the next ones are those after the draft's tokens.
         `argmax`, the best tokens of all rows, may be empty unless `is_plain_argmax`.
         """
-        tokens, is_plain, speculation = draft.tokens.tolist(), self.is_plain_argmax, self.speculation
-        parents = None if draft.parents is None else draft.parents.tolist()
-        if is_plain and parents is None and not speculation.synthetic:
-            return match(tokens, argmax[first_row:].__getitem__)
-        sampler, n_emitted = self.sampler, self.n_emitted
+        if not len(draft.tokens) and self.is_plain_argmax:
+            return Accepted([argmax[first_row]], ())
+        return self.speculation.rule.accept(draft, _Choices(self, draft, logits, first_row, argmax))
 
-        def text(node: int, depth: int) -> np.ndarray:
-            """The text up to a node of the draft, whose ancestors were asked for before."""
-            if node >= 0:
-                self._buffer[self._n + depth - 1] = tokens[node]
-            return self._view[: self._n + depth]
+    def chance(self, place: int) -> float:
+        return self.sampler.uniforms(self.n_emitted + place)[0]
 
-        def choose(node: int, depth: int) -> int:
-            row = first_row + 1 + node
-            return argmax[row] if is_plain else sampler.choose(logits, row, text(node, depth), n_emitted + depth)
-
-        if speculation.synthetic and parents is None:
-            self._buffer[self._n : self._n + len(tokens)] = tokens
-            return accept_by_chance(tokens, speculation.synthetic, self._chances(n_emitted), lambda i: choose(i - 1, i))
-        if speculation.verify == "rejection" and not is_plain:
-            return reject(
-                tokens,
-                range(-1, len(tokens) - 1) if parents is None else parents,
-                draft.probabilities,
-                lambda node, depth: sampler.distribution(logits, first_row + 1 + node, text(node, depth), n_emitted + depth),
-                lambda depth: sampler.uniforms(n_emitted + depth),
-                1 if sampler.follows_text else None,
-            )
-        if parents is None:
-            return match(tokens, lambda i: choose(i - 1, i))
-        return match_tree(tokens, parents, choose)
-
-    def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:
-        """See `DraftedSequence.truth`. Synthetic acceptance judges a proposal by the same chance, for any emitted tokens."""
-        emitted = self.history[-n_emitted:]
-        rates = self.speculation.synthetic
-        if not rates or not len(proposal) or proposal.parents is not None:
-            return emitted
-        k = min(len(proposal), n_emitted)
-        n_right = n_accepted_by_chance(k, rates, self._chances(self.n_emitted - n_emitted))
-        return np.append(proposal.tokens[:n_right], np.int32(-1))[:k]
-
-    def _chances(self, n_emitted: int) -> Callable[[int], float]:
-        """The numbers by which synthetic acceptance decides, from token `n_emitted` on."""
-        return lambda i: self.sampler.uniforms(n_emitted + i)[0]
+    def text_at(self, draft: Draft, node: int, depth: int) -> np.ndarray:
+        """The text up to a node of a draft, whose ancestors were asked for before: drafted tokens lie beyond the history."""
+        n = self._n + depth
+        if draft.parents is None:
+            self._buffer[self._n : n] = draft.tokens[:depth]
+        elif node >= 0:
+            self._buffer[n - 1] = draft.tokens[node]
+        return self._view[:n]
 
     def emit(self, accepted: Accepted, logits: Pass, first_row: int, drafters: Sequence[str]) -> int:
         """Append a round's tokens, up to where the request ends, and deliver them.
@@ -312,6 +281,29 @@ class RunningSequence(DraftedSequence):
             prompt=tuple(self.request.prompt.tolist()) if self.request.echo else None,
             prompt_text=self.request.prompt_text,
         )
+
+
+class _Choices(TargetChoices):
+    """See `TargetChoices`, of a sequence and a pass."""
+
+    def __init__(self, sequence: RunningSequence, draft: Draft, logits: Pass, first_row: int, argmax: Sequence[int]) -> None:
+        self._sequence, self._draft, self._logits, self._row, self._argmax = sequence, draft, logits, first_row + 1, argmax
+        self.is_plain_argmax, self.follows_text = sequence.is_plain_argmax, sequence.sampler.follows_text
+
+    def choose(self, node: int, depth: int) -> int:
+        if self.is_plain_argmax:
+            return self._argmax[self._row + node]
+        return self._sequence.sampler.choose(self._logits, self._row + node, *self._place(node, depth))
+
+    def distribution(self, node: int, depth: int) -> Distribution:
+        return self._sequence.sampler.distribution(self._logits, self._row + node, *self._place(node, depth))
+
+    def uniforms(self, depth: int) -> tuple[float, float]:
+        return self._sequence.sampler.uniforms(self._sequence.n_emitted + depth)
+
+    def _place(self, node: int, depth: int) -> tuple[np.ndarray, int]:
+        """The text up to a node, and the index of the token that follows."""
+        return self._sequence.text_at(self._draft, node, depth), self._sequence.n_emitted + depth
 
 
 def _possible(tokens: Sequence[int], parents: Sequence[int], n_allowed: Callable[[list[int]], int]) -> list[int]:

@@ -54,9 +54,10 @@ class RequestCounter(DraftingCounter):
         super().__init__(member.name for member in request.speculation.members)
         self.n_reused = 0  # tokens of the prompt that the request's slot held already
         self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
+        self.n_shifts = 0
         self.plain_s: float | None = None  # the planner's estimate of a plain round
         self._request = request
-        self._n_recomputed = self._n_emitted = self._n_shifts = self._n_discarded = 0
+        self._n_recomputed = self._n_emitted = self._n_discarded = 0
         self._draft_lengths: list[int] = []
         self._n_rounds = self._n_drafted = self._n_accepted = 0  # of rounds after the prompt's
         self._accepted_by_position: list[int] = []
@@ -100,7 +101,7 @@ class RequestCounter(DraftingCounter):
 
     def shifted(self, n_discarded: int) -> None:
         """The context was full, and so many tokens were left out."""
-        self._n_shifts += 1
+        self.n_shifts += 1
         self._n_discarded += n_discarded
 
     def round(self, drafters: Sequence[str], depth: int, n_accepted: int, n_emitted: int) -> None:
@@ -132,7 +133,7 @@ class RequestCounter(DraftingCounter):
             n_recomputed=self._n_recomputed,
             n_restores=self.n_restores,
             n_replayed=self.n_replayed,
-            n_shifts=self._n_shifts,
+            n_shifts=self.n_shifts,
             n_discarded=self._n_discarded,
             n_emitted=self._n_emitted,
             n_rounds=self._n_rounds + (self._n_emitted > 0),
@@ -264,10 +265,10 @@ class EngineCounter:
         """Seconds of a slot's round without drafts, by those of its pass; None where these are unknown. Any thread may ask."""
         return None if pass_s is None else pass_s + self._overhead_s
 
-    def ended(self, summary: Summary, error: BaseException | None, finish_reason: str | None) -> None:
+    def ended(self, counter: RequestCounter, finish_reason: str | None, *, is_failed: bool) -> None:
         """A request is over."""
-        self._add(n_restores=summary.n_restores, n_replayed=summary.n_replayed, n_shifts=summary.n_shifts)
-        self._add(**{"n_failed" if error is not None else "n_finished" if finish_reason else "n_cancelled": 1})
+        self._add(n_restores=counter.n_restores, n_replayed=counter.n_replayed, n_shifts=counter.n_shifts)
+        self._add(**{"n_failed" if is_failed else "n_finished" if finish_reason else "n_cancelled": 1})
 
     def _add(self, **more: float) -> None:
         for name, n in more.items():

@@ -57,7 +57,7 @@ def _able(choice: VerifiedNodes) -> RequestDrafter | None:
     if not len(choice.draft):
         return None
     # other tokens would be drawn, of which others are accepted
-    if choice.proposals.sequence.speculation.verify != "match":
+    if choice.proposals.sequence.speculation.rule.depends_on_draft:
         return None
     asked = (drafter for drafter in choice.proposals.by_drafter if drafter.profile.is_costly and drafter.guard.drafts_ahead)
     return next(asked, None)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-import numpy as np
 from attrs import frozen
 
 from augury.errors import OptionError
@@ -17,12 +15,12 @@ from augury.files.mtp_file import is_mtp_alone
 from augury.interfaces import Drafter
 from augury.options import Spec, build, check_count, check_mapping, nearest, options_of, parse_specs, similar
 from augury.registry import Registry
+from augury.speculation.verification import RULES, Match, Synthetic, is_number
 
 if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
 
 _KEYS = ("type", "n_max", "n_min", "p_min")
-VERIFY = ("match", "rejection")
 _A_MODEL, _MTP = "a draft model", "layers of the target that predict further tokens"  # needs of drafters
 
 
@@ -176,34 +174,6 @@ def _takes_model(drafter: type[Drafter]) -> bool:
     return "model" in options_of(drafter.options_class)
 
 
-def synthetic_rates(rates: Iterable[float] | None, length: float | None) -> tuple[float, ...]:
-    """Chances of synthetic acceptance, checked; empty where acceptance is real.
-
-    Args:
-        rates: The chance that a draft's token 1, 2, … is accepted where all before it were; the last holds for all after it.
-        length: Instead: how many tokens of an endless draft are accepted on average, with one chance for all of them.
-
-    Raises:
-        OptionError: Both are given, or one is out of range.
-
-    >>> synthetic_rates(None, 4)
-    (0.8,)
-    """
-    if rates is not None and length is not None:
-        raise OptionError("spec_synth_rates and spec_synth_len say the same in two ways; give one of them")
-    if length is not None:
-        if not _is_number(length) or not 0 <= length < math.inf:
-            raise OptionError(f"spec_synth_len is {length!r}, expected a number of tokens, at least 0")
-        return (length / (1 + length),)
-    if rates is None:
-        return ()
-    given: Any = rates  # a caller may pass anything
-    found: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else ()
-    if not found or not all(_is_number(rate) and 0 <= rate <= 1 for rate in found):
-        raise OptionError(f"spec_synth_rates is {rates!r}, expected chances from 0 to 1, such as (0.9, 0.8)")
-    return tuple(float(rate) for rate in found)
-
-
 def speculative_params(params: dict[str, Any]) -> Any:
     """The parameters of a request for `Speculation.override`, taken out of all of them.
 
@@ -233,8 +203,7 @@ class Speculation:
     n_max: int = 16  # tokens per draft; 0: no drafter is ever called
     n_min: int = 0  # shorter drafts are thrown away
     is_fixed: bool = False  # the first draft of the chain is taken as it is; otherwise the planner decides
-    verify: Literal["match", "rejection"] = "match"
-    synthetic: tuple[float, ...] = ()  # chances by position that stand in for the target's verdict, for benchmarks
+    rule: Match = RULES["match"]  # by which drafts are accepted
     timeout_s: float = 30.0  # a drafter two of whose calls take longer is left out of the rest of the request
 
     def __attrs_post_init__(self) -> None:
@@ -242,12 +211,8 @@ class Speculation:
             object.__setattr__(self, name, check_count(f"speculative: {name}", getattr(self, name), least=0))
         if self.n_min > self.n_max > 0:
             raise OptionError(f"speculative: n_min is {self.n_min}, expected at most n_max, which is {self.n_max}")
-        if not _is_number(self.timeout_s) or not self.timeout_s > 0:
+        if not is_number(self.timeout_s) or not self.timeout_s > 0:
             raise OptionError(f"spec_timeout is {self.timeout_s!r}, expected a number of seconds above 0")
-        if self.verify not in VERIFY:
-            raise OptionError(f"spec_verify is {self.verify!r}, expected one of {', '.join(VERIFY)}")
-        if self.synthetic and self.verify != "match":
-            raise OptionError(f"synthetic acceptance takes the place of spec_verify {self.verify}; leave one of the two out")
 
     @property
     def type(self) -> str:
@@ -280,7 +245,7 @@ class Speculation:
             raise OptionError(f"speculative is {params!r}, expected True, False or a mapping such as {{'n_max': 8}}")
         params = self._by_name(params)
         p_min = params.get("p_min")
-        if p_min is not None and not (_is_number(p_min) and 0 <= p_min <= 1):
+        if p_min is not None and not (is_number(p_min) and 0 <= p_min <= 1):
             raise OptionError(f"speculative: p_min is {p_min!r}, expected 0 to 1")
         members = [self._changed(member, params) for member in self.members]
         names = self._wanted(params.get("type", self.type))
@@ -354,10 +319,6 @@ class Speculation:
         members = [member for member in self.members if member.serves is None]
         found: dict[str, Any] = {"type": self.type, "n_max": self.n_max, "n_min": self.n_min}
         if members:
-            found |= {"is_fixed": self.is_fixed, "verify": self.verify, "timeout_s": self.timeout_s}
-            found |= {"synthetic": list(self.synthetic)} if self.synthetic else {}
+            found |= {"is_fixed": self.is_fixed, "verify": self.rule.name, "timeout_s": self.timeout_s}
+            found |= {"synthetic": list(self.rule.rates)} if isinstance(self.rule, Synthetic) else {}
         return found | {member.name: attrs.asdict(member.options) for member in members if options_of(type(member.options))}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.floating) and not isinstance(value, bool)

@@ -65,7 +65,8 @@ class PassCosts:
         self._n_unseen = [0, 0]  # passes since one without drafts was seen, and one with them
         self._factors = [1.0] * len(sizes)
         self._n_seen = [1.0] * len(sizes)  # passes that a size's figure rests on
-        self._hopes = [_hope(i, 1.0) for i in range(len(sizes))]  # factors of the figures as far as they may turn out to be
+        # factors of the figures as far as they may turn out to be; plain decoding is the unit of all
+        self._hopes = [1.0 if i <= 1 else 1 - _DOUBT / 2 for i in range(len(sizes))]
         self._logs: np.ndarray = np.log2(np.maximum(np.arange(n_largest + 1), 1))
         self._nearness: dict[
             int, list[tuple[float, float]]
@@ -114,7 +115,7 @@ class PassCosts:
             factors[i] *= ratio ** (weight * (1 / (1 + n_seen[i]) if n_seen[i] < _MANY else _LEARN_NEAR))
             if near:
                 n_seen[i] += near
-                self._hopes[i] = _hope(i, n_seen[i])
+                self._hopes[i] = 1.0 if i <= 1 else 1 - _DOUBT / (1 + n_seen[i])
         self._depth = None
 
     def _figures(self, n: int, depth: float) -> list[float]:
@@ -184,11 +185,6 @@ class DraftCost:
             self.per_missed = per_token
         elif per_token > self.per_missed / 2:
             self.per_missed += _LEARN_DRAFT * (per_token - self.per_missed)
-
-
-def _hope(n: int, n_seen: float) -> float:
-    """The factor of a figure of n tokens that rests on so many passes; plain decoding is the unit of all."""
-    return 1.0 if n <= 1 else 1 - _DOUBT / (1 + n_seen)
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from augury.interfaces import Session
 from augury.speculation.config import Speculation
-from augury.types import Draft, DrafterStats, Token
+from augury.types import DrafterStats, Token
 
 __all__ = ["DraftedSequence", "DraftingCounter"]
 
@@ -116,8 +116,8 @@ class DraftedSequence(ABC):
         """The tokens of a draft that its constraint does not forbid, by their places, rising; None for all."""
 
     @abstractmethod
-    def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:
-        """The tokens that a proposal is judged by, where it was made before the last `n_emitted` tokens."""
+    def chance(self, place: int) -> float:
+        """The number in [0, 1) by which `Synthetic` accepts a token; places count from the text's end, below 0 backwards."""
 
     @abstractmethod
     def describe(self, session: Session) -> None:

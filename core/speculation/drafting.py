@@ -95,7 +95,7 @@ class Drafting:
         """A request has a slot, which holds so many tokens of its prompt; how many of them its drafters can do without."""
         speculation = sequence.speculation
         drafters = self._drafters[sequence.slot] = RequestDrafters(n_min=max(speculation.n_min, 1))
-        drafters.may_branch = self._may_branch and not speculation.synthetic  # chance accepts chains alone
+        drafters.may_branch = self._may_branch and speculation.rule.may_branch
         if self._planner is not None:
             drafters.budget = self._planner.new_budget()
         by_name = {each.name: (each, own) for each, own in zip(self._profiles, self._chains[sequence.slot], strict=True)}
@@ -190,7 +190,7 @@ class Drafting:
             part, kept = part.only(np.array(possible, np.int64)), kept[possible]
         speculation = slot.sequence.speculation
         # the draws may end a draft early: throwing it away would favour other draws
-        n_min = 1 if speculation.verify == "rejection" else slot.n_min
+        n_min = 1 if speculation.rule.depends_on_draft else slot.n_min
         if len(part) < n_min:
             slot.by_drafter[drafter] = Proposal(draft, [-1] * len(draft))
             return None
@@ -234,7 +234,7 @@ class Drafting:
     @staticmethod
     def _costly_ask(ask: CostlyAsk) -> Ask:
         """The planner's ask. Where chance accepts drafts, a drafter's own probabilities must not end them."""
-        pace = None if ask.slot.sequence.speculation.synthetic else ask.pace
+        pace = ask.pace if ask.slot.sequence.speculation.rule.judges_by_text else None
         return ask.drafter.guard.ask(ask.slot.limit if pace else ask.k, pace)
 
     def _extend(self, planner: DraftPlanner, slots: Sequence[SlotProposals], n_others: int) -> None:
@@ -242,7 +242,7 @@ class Drafting:
         paths: dict[tuple[SlotProposals, RequestDrafter], list[int]] = {}
         asks: list[tuple[SlotProposals, RequestDrafter, Ask]] = []
         for slot, drafter, path in planner.extensions(slots, n_others):
-            if not slot.sequence.speculation.synthetic and drafter.guard.drafts_ahead:
+            if slot.sequence.speculation.rule.judges_by_text and drafter.guard.drafts_ahead:
                 paths[slot, drafter] = path
                 limit = slot.limit - len(path)
                 pace = Pace(limit) if drafter.profile.is_paced else None
@@ -262,7 +262,7 @@ class Drafting:
         """Have a drafter say which tokens it would have drafted last, and judge it by the ones that no drafter proposed."""
         sequence, guard = slot.sequence, drafter.guard
         is_right, seconds = None, 0.0
-        if not sequence.speculation.synthetic:
+        if sequence.speculation.rule.judges_by_text:
             tokens, seconds = guard.teacher_forced(N_TEACHER_FORCED), guard.seconds
             self._own_s -= seconds
             if guard.is_left_out:
@@ -313,17 +313,12 @@ class Drafting:
 
     # After it
 
-    def n_top(self, choice: VerifiedNodes) -> int:
-        """How many of the most probable tokens a slot's drafters want to have."""
-        drafters = choice.proposals.drafters.members if self._planner is None else choice.proposals.by_drafter
-        return max([drafter.profile.n_top for drafter in drafters], default=0)
-
     def settle(self, choice: VerifiedNodes, outcome: Outcome) -> None:
         """Tell a sequence's drafters the round's verdict."""
         start, proposals = perf_counter(), choice.proposals
         sequence, n_emitted = proposals.sequence, outcome.n_emitted
-        emitted = sequence.history[-n_emitted:].tolist()
-        if proposals.agreement is not None and proposals.by_drafter and not sequence.speculation.synthetic:
+        rule, emitted = sequence.speculation.rule, sequence.history[-n_emitted:].tolist()
+        if proposals.agreement is not None and proposals.by_drafter and rule.judges_by_text:
             if self.on_trials is not None:
                 guarded(self.on_trials, Trials(proposals, emitted))
             if len(proposals.by_drafter) > 1 and proposals.tree.tokens:
@@ -341,10 +336,7 @@ class Drafting:
             if guard.is_left_out:
                 continue
             if self._planner is not None:
-                truth = emitted
-                if proposal is not None and sequence.speculation.synthetic:
-                    truth = sequence.truth(proposal.draft, n_emitted).tolist()
-                drafter.score(proposals, truth)
+                drafter.score(proposals, emitted if proposal is None else rule.truth(proposal.draft, emitted, sequence.chance))
             if outcome.is_stopped:  # the tokens after it were not rejected
                 n_offered = n_accepted
             top: tuple[np.ndarray, ...] = ()

@@ -49,7 +49,7 @@ class LossBudget:
 
     def pass_time(self, seconds: float) -> None:
         """So much time went by."""
-        self.book(self.share * seconds)
+        self.seconds = min(self.seconds + self.share * seconds, self.most)
 
 
 # Drafters
@@ -281,6 +281,12 @@ class SlotProposals:
                 self._reach = [chance if node in path else 0.0 for node, chance in enumerate(self._reach)]
                 self._drawn = [node for node in self._drawn if node in path]
         return self._reach
+
+    @property
+    def n_top(self) -> int:
+        """How many of the most probable tokens its drafters want to have."""
+        drafters = self.drafters.members if self.agreement is None else self.by_drafter
+        return max([drafter.profile.n_top for drafter in drafters], default=0)
 
     @property
     def drawn(self) -> list[int]:

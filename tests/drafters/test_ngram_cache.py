@@ -25,7 +25,7 @@ class Slots:
     def __init__(self, n_slots=1, **options):
         shared = Shared()
         model = SimpleNamespace(n_vocab=N_VOCAB)
-        session = SimpleNamespace(n_slots=n_slots, model=model, is_synthetic=False, shared=shared.get)
+        session = SimpleNamespace(n_slots=n_slots, model=model, verify="match", shared=shared.get)
         self.drafters = [NgramCache(NgramCacheOptions(**options), session) for _ in range(n_slots)]
         self.close = shared.close
 

@@ -214,7 +214,7 @@ class Slots:
         self.options = SuffixOptions(**{"factor": 1.0, "corpus": str(path)} | options)
         model = SimpleNamespace(n_vocab=n_vocab)
         shared = lambda key, make: self._shared.setdefault(key, make())
-        session = SimpleNamespace(model=model, tokenizer=None, is_synthetic=False, shared=shared)
+        session = SimpleNamespace(model=model, tokenizer=None, verify="match", shared=shared)
         self.drafters = [Suffix(self.options, session) for _ in range(n_slots)]
 
     def answer(self, prompt, answer, slot=0, **options):

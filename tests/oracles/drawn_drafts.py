@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from augury.engine.verification import reject
+from augury.speculation.verification import reject
 
 N_VOCAB = 3
 

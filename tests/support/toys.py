@@ -15,6 +15,7 @@ from augury.registry import Registry
 from augury.speculation.config import Member, Speculation
 from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.verification import RULES
 from augury.testing.drafter.engines import StrictEngine
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
@@ -103,8 +104,7 @@ def toy_engine(
     tokenizer=None,
     observers=(None, None),
     planner=None,
-    verify="match",
-    synthetic=(),
+    rule=RULES["match"],
     max_queue=None,
     kind=StrictEngine,
     memory=Contiguous,
@@ -120,7 +120,7 @@ def toy_engine(
     toy = target(n_slots=slots, n_ctx=n_ctx, **model)
     makers = [drafter] if callable(drafter) else drafter or []
     chains = [[make(toy) for make in makers] for _ in range(slots)]
-    members = tuple(Member(each.name, NoOptions()) for each in chains[0])
+    members = tuple(Member(each.name, each.options or NoOptions()) for each in chains[0])
     for profile, each in zip(planner.profiles, chains[0], strict=True) if planner else ():
         profile.name, profile.n_top, profile.features = each.name, each.traits.n_top, each.traits.features
     return kind(
@@ -134,8 +134,7 @@ def toy_engine(
             n_max,
             min(n_min, n_max),
             is_fixed=planner is None,
-            verify=verify,
-            synthetic=synthetic,
+            rule=rule,
             timeout_s=timeout_s,
         ),
         planner=planner,

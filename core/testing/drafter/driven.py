@@ -29,6 +29,7 @@ from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import RequestDrafter, SlotProposals, VerifiedNodes
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.verification import RULES
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
 from augury.testing.drafter.script import PROMPTS, ScriptedRequest, ScriptedRound, Way
@@ -236,7 +237,7 @@ class DrivenLoop:
                 raise
             raise contract.CHOSEN.broken(subject.name, f"{type(error).__name__}: {error}") from error
         members = (Member(subject.name, options), Member(_Other.name, NoOptions()))
-        self._speculation = Speculation(members, _N_MAX, 0, is_fixed=True, verify=subject.verify, timeout_s=math.inf)
+        self._speculation = Speculation(members, _N_MAX, 0, is_fixed=True, rule=RULES[subject.verify], timeout_s=math.inf)
         chains = [[each, _Other(NoOptions(), each.session)] for each in self.drafters]
         self._failures: list[tuple[str, BaseException]] = []
         self._drafting = ScriptedDrafting(chains, self._n_vocab, context.model.features, pace)

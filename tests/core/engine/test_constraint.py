@@ -16,6 +16,7 @@ from augury.hookspecs import hookimpl
 from augury.options import NoOptions
 from augury.registry import Registry
 from augury.speculation.config import Speculation
+from augury.speculation.verification import Synthetic
 from augury.testing.toy_model import ToyModel
 from augury.text.tokenizer import load_tokenizer
 from augury.types import Draft
@@ -114,7 +115,7 @@ def test_what_is_no_constraint_is_refused_when_it_is_submitted(wish, error, told
 
 def test_synthetic_acceptance_would_emit_what_is_forbidden():
     with (
-        toy_engine(registry=TOYS, drafter=ScriptedDrafter, synthetic=(0.5,)) as engine,
+        toy_engine(registry=TOYS, drafter=ScriptedDrafter, rule=Synthetic((0.5,))) as engine,
         pytest.raises(OptionError, match="leave one of the two out"),
     ):
         engine.submit([1], constraint="toy-residues")

@@ -4,7 +4,7 @@ import pytest
 from support.toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
 
 from augury.engine import loop, round_pass
-from augury.engine.stats import Counts, SlotStats
+from augury.engine.stats import Counts, RequestCounter, SlotStats
 from augury.errors import AuguryError
 from augury.speculation.costs import PassCosts, PassTime
 
@@ -134,3 +134,15 @@ def test_a_slot_tells_who_drafted_how_far_and_what_was_accepted():
     assert last.n_emitted == len(last.draft_lengths) + 1 + last.n_accepted
     assert last.n_drafted == sum(last.draft_lengths) > 0
     assert summary.slot == 0
+
+
+def test_a_request_whose_figures_cannot_be_summed_up_is_counted_as_failed(monkeypatch):
+    def failing(_):
+        raise RuntimeError("no sums today")
+
+    with toy_engine() as engine:
+        monkeypatch.setattr(RequestCounter, "summary", failing)
+        with pytest.raises(RuntimeError, match="no sums today"):
+            engine.generate([1, 2], max_tokens=3, **GREEDY)
+        counts = engine.stats().counts
+    assert (counts.n_failed, counts.n_finished, counts.n_emitted) == (1, 0, 3)

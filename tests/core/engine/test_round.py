@@ -10,7 +10,9 @@ from support.toys import ScriptedDrafter, planner_of, toy_engine
 from augury.engine.loop import Loop
 from augury.speculation.costs import PassCosts, PassTime
 
-ARITHMETIC = {f"augury.speculation.{name}" for name in ("planner", "best_nodes", "joint_tree", "chances", "costs")}
+ARITHMETIC = {
+    f"augury.speculation.{name}" for name in ("planner", "best_nodes", "joint_tree", "chances", "costs", "verification")
+}
 
 
 def function_of(frame, properties):

@@ -9,6 +9,7 @@ from support.toys import ScriptedDrafter, toy_engine
 from augury.engine.sampler import Sampler
 from augury.errors import ModelFileError, OptionError
 from augury.interfaces import Drafter, DrafterTraits
+from augury.speculation.verification import RULES
 from augury.text.tokenizer import load_tokenizer
 from augury.types import Draft
 
@@ -79,7 +80,7 @@ def poison(engine, trouble, is_sick):
 def test_a_row_that_is_not_finite_ends_the_request_whose_row_it_is(verify, drafter, trouble, way, n_good):
     with toy_engine() as engine:
         plain = [engine.generate(prompt, max_tokens=N, **WAYS[way]).tokens for prompt in PROMPTS]
-    with toy_engine(slots=3, drafter=DRAFTERS[drafter], verify=verify) as engine:
+    with toy_engine(slots=3, drafter=DRAFTERS[drafter], rule=RULES[verify]) as engine:
         sick = len(PROMPTS[1]) + n_good
         poison(engine, TROUBLES[trouble], lambda text: text[0] == PROMPTS[1][0] and len(text) >= sick)
         runnings = [engine.submit(prompt, max_tokens=N, **WAYS[way]) for prompt in PROMPTS]
@@ -195,7 +196,7 @@ def test_rejection_draws_each_token_by_its_own_numbers(drafter, monkeypatch):
         return uniforms(self, index)
 
     monkeypatch.setattr(Sampler, "uniforms", noted)
-    with toy_engine(drafter=drafter, verify="rejection") as engine:
+    with toy_engine(drafter=drafter, rule=RULES["rejection"]) as engine:
         result = engine.generate([1, 2], max_tokens=40, **WAYS["sampled"])
     assert list(dict.fromkeys(places)) == list(range(40))
     assert drafter is None or result.stats.n_accepted > 2
@@ -227,7 +228,7 @@ def test_blocks_are_verified_ahead_of_what_is_emitted_unless_something_follows_t
         return distribution(self, logits, row, history, index)
 
     monkeypatch.setattr(Sampler, "distribution", noted)
-    with toy_engine(drafter=Drawn, verify="rejection", registry=registry_with_toys()) as engine:
+    with toy_engine(drafter=Drawn, rule=RULES["rejection"], registry=registry_with_toys()) as engine:
         result = engine.generate([1, 2], max_tokens=40, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=3, **how)
     assert result.stats.n_accepted > 2
     emitted = list(result.tokens)

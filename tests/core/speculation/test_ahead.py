@@ -19,6 +19,7 @@ from augury.speculation.config import Speculation
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import AheadDraft
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.verification import RULES
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -177,7 +178,7 @@ def test_no_drafter_writes_over_the_logits_of_a_pass_that_is_computed():
         (type("Unable", (Writer,), {"traits": DrafterTraits(is_costly=True)}), {}),
         (Writer, {"target": ToyModel}),
         (Writer, {"planner": None}),
-        (Writer, {"verify": "rejection"}),
+        (Writer, {"rule": RULES["rejection"]}),
     ],
     ids=["drafter cannot", "target computes on the CPU", "no planner", "drafts by chance"],
 )

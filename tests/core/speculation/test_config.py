@@ -9,9 +9,10 @@ from augury.engine.engine import Engine
 from augury.errors import OptionError
 from augury.options import NoOptions, option
 from augury.registry import Registry
-from augury.speculation.config import Member, Speculation, choose_drafters, speculative_params, synthetic_rates
+from augury.speculation.config import Member, Speculation, choose_drafters, speculative_params
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import RequestDrafter
+from augury.speculation.verification import Match, Synthetic, acceptance_rule
 
 PROMPT = [1, 2, 3, 4]
 
@@ -118,8 +119,8 @@ def wrong(model):
     return ScriptedDrafter(model, ((0, 4),))
 
 
-def generate(synthetic, drafter=wrong, *, n=300, **params):
-    with toy_engine(n_ctx=n + 16, drafter=drafter, n_max=4, synthetic=synthetic) as engine:
+def generate(rates, drafter=wrong, *, n=300, **params):
+    with toy_engine(n_ctx=n + 16, drafter=drafter, n_max=4, rule=Synthetic(rates) if rates else Match()) as engine:
         return engine.generate(PROMPT, max_tokens=n, **{"temperature": 0.0, "seed": 3} | params)
 
 
@@ -133,11 +134,11 @@ def test_drafts_are_accepted_at_the_given_rates_whoever_is_right(temperature):
 
 
 def test_a_length_is_what_is_accepted_of_endless_drafts_on_average():
-    (rate,) = synthetic_rates(None, 3.0)
+    (rate,) = Synthetic.of(None, 3.0).rates
     assert rate / (1 - rate) == pytest.approx(3.0)
-    assert synthetic_rates(None, 0) == (0.0,)
-    assert synthetic_rates((1, 0.5), None) == (1.0, 0.5)
-    assert synthetic_rates(None, None) == ()
+    assert Synthetic.of(None, 0) == Synthetic((0.0,))
+    assert Synthetic.of((1, 0.5), None) == Synthetic((1.0, 0.5))
+    assert Synthetic.of(None, None) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -151,7 +152,7 @@ def test_a_seed_repeats_what_chance_accepted(temperature):
 def test_requests_say_that_acceptance_was_synthetic_and_others_do_not():
     assert generate((0.5, 0.25)).stats.effective["synthetic"] == [0.5, 0.25]
     assert "synthetic" not in generate(()).stats.effective
-    with toy_engine(drafter=wrong, synthetic=(0.5,)) as engine:
+    with toy_engine(drafter=wrong, rule=Synthetic((0.5,))) as engine:
         plain = engine.generate(PROMPT, max_tokens=20, temperature=0.0, speculative={"type": "none"})
     assert "synthetic" not in plain.stats.effective
     with toy_engine() as engine:
@@ -171,13 +172,13 @@ def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, ra
     monkeypatch.setattr(RequestDrafter, "score", scored)
     costs = PassCosts([PassTime(n, 0, 1.2 if n <= 1 + n_verified else 9.0) for n in (1, 2, 3, 5)], 8)
     drafter = [lambda model: ScriptedDrafter(model, (script,))]
-    with toy_engine(n_ctx=320, drafter=drafter, n_max=4, synthetic=(rate,), planner=planner_of(costs, False)) as engine:
+    with toy_engine(n_ctx=320, drafter=drafter, n_max=4, rule=Synthetic((rate,)), planner=planner_of(costs, False)) as engine:
         engine.generate(PROMPT, max_tokens=300, temperature=0.0, seed=3)
     assert set(seen) == {rate}
 
 
-@pytest.mark.parametrize("synthetic", [(), (1.0,)])
-def test_a_drafters_own_probabilities_end_no_draft_that_chance_accepts(synthetic):
+@pytest.mark.parametrize("rule", [Match(), Synthetic((1.0,))])
+def test_a_drafters_own_probabilities_end_no_draft_that_chance_accepts(rule):
     paces = []
 
     class Paced(ScriptedDrafter):
@@ -189,9 +190,9 @@ def test_a_drafters_own_probabilities_end_no_draft_that_chance_accepts(synthetic
     planner = planner_of(PassCosts([PassTime(n, 0, 1.0) for n in (1, 2, 3, 5)], 8), True)
     planner.profiles[0].is_paced = True
     drafter = [lambda model: Paced(model, ((4, 0),))]
-    with toy_engine(n_ctx=128, drafter=drafter, n_max=4, synthetic=synthetic, planner=planner) as engine:
+    with toy_engine(n_ctx=128, drafter=drafter, n_max=4, rule=rule, planner=planner) as engine:
         lengths = engine.generate(PROMPT, max_tokens=60, temperature=0.0, seed=3).stats.draft_lengths
-    assert any(paces) is not bool(synthetic)
+    assert any(paces) is rule.judges_by_text
     assert max(lengths) == 4
 
 
@@ -212,12 +213,12 @@ def test_a_drafters_own_probabilities_end_no_draft_that_chance_accepts(synthetic
 )
 def test_rates_that_make_no_sense_are_refused(rates, length, expected):
     with pytest.raises(OptionError, match=expected):
-        synthetic_rates(rates, length)
+        Synthetic.of(rates, length)
 
 
 def test_synthetic_acceptance_stands_alone():
     with pytest.raises(OptionError, match="takes the place of spec_verify rejection"):
-        Speculation(verify="rejection", synthetic=(0.5,))
+        acceptance_rule("rejection", (0.5,))
     with pytest.raises(OptionError, match="no drafter is in use"):
         Engine.load("absent.gguf", spec_type="none", spec_synth_len=2)
 

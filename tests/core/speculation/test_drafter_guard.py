@@ -17,6 +17,7 @@ from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.drafts import CostlyAsk, DrafterProfile
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.verification import RULES
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -660,7 +661,7 @@ def test_a_drafter_s_session_says_how_its_request_is_sampled_and_verified():
         drafter.session = SimpleNamespace()
         return drafter
 
-    with toy_engine(drafter=asking, verify="rejection") as engine:
+    with toy_engine(drafter=asking, rule=RULES["rejection"]) as engine:
         for temperature in (0.5, 0.25):
             engine.generate([1], max_tokens=3, temperature=temperature)
     assert seen == [(0.5, "rejection"), (0.25, "rejection")]

@@ -17,6 +17,7 @@ from augury.plugins.memory.contiguous import Contiguous
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import CostlyAsk, RequestDrafter
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
+from augury.speculation.verification import RULES, Synthetic
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -293,7 +294,7 @@ def test_a_drafter_may_be_teacher_forced_beside_another_s_draft(is_blind):
 
 def test_where_chance_accepts_drafts_teacher_forcing_says_nothing():
     planner = constant(2, [False, True], kind=TeacherForcing)
-    with toy_engine(drafter=[named("used", [(2, 0)]), Seeing], planner=planner, synthetic=(0.5,)) as engine:
+    with toy_engine(drafter=[named("used", [(2, 0)]), Seeing], planner=planner, rule=Synthetic((0.5,))) as engine:
         engine.generate([1, 2], max_tokens=50, **GREEDY)
         assert all(event[0] != "teacher_forced" for event in engine._drafters[1].events)
     assert [is_right for _, is_right, _ in planner.seen] == [None]
@@ -576,7 +577,7 @@ def test_rejection_keeps_the_distribution_of_the_target(is_planned):
     counts = np.zeros(4)
     lookup = lambda _: ScriptedDrafter(ToyModel(n_vocab=4))  # which makes a tree of it, where it guesses something else
     how = {"drafter": [lookup, Guess], "planner": constant(2)} if is_planned else {"drafter": Guess}
-    with toy_engine(n_vocab=4, verify="rejection", **how) as engine:
+    with toy_engine(n_vocab=4, rule=RULES["rejection"], **how) as engine:
         logits = ToyModel(n_vocab=4).logits(np.array([1, 2]))
         for seed in range(3000):
             result = engine.generate([1], max_tokens=3, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
@@ -589,7 +590,7 @@ def test_rejection_keeps_the_distribution_of_the_target(is_planned):
 
 
 def test_rejection_at_temperature_0_is_plain_decoding():
-    with toy_engine(drafter=lambda model: ScriptedDrafter(model, [(2, 1)]), verify="rejection") as engine:
+    with toy_engine(drafter=lambda model: ScriptedDrafter(model, [(2, 1)]), rule=RULES["rejection"]) as engine:
         result = engine.generate([1, 2, 3], max_tokens=20, **GREEDY)
     assert list(result.tokens) == ToyModel().plain([1, 2, 3], 20)
     assert result.stats.n_accepted > 0

@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 from oracles.chances import distribution
 from oracles.drawn_drafts import Text, distance, verified
 
-from augury.engine import verification
-from augury.engine.verification import reject
+from augury.speculation import verification
+from augury.speculation.verification import reject
 
 EXACT = 1e-12
 

@@ -1,7 +1,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from augury.engine.verification import accept_by_chance, match, match_tree, n_accepted_by_chance
+from augury.speculation.verification import accept_by_chance, match, match_tree, n_accepted_by_chance
 
 
 @given(draft=st.lists(st.integers(0, 3), max_size=8), target=st.lists(st.integers(0, 3), min_size=9, max_size=9))

@@ -1,11 +1,17 @@
-"""Acceptance rules: pure functions from a draft and the target's choices to the emitted tokens."""
+"""Acceptance rules: from a draft and the target's choices to the emitted tokens, by pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from attrs import frozen
+
+from augury.errors import OptionError
+from augury.types import Draft
 
 Distribution = tuple[np.ndarray, np.ndarray]
 """Tokens (m,) and their probabilities (m,), which sum to 1; other tokens have none."""
@@ -19,6 +25,136 @@ class Accepted(NamedTuple):
 
     tokens: list[int]
     path: Sequence[int]
+
+
+class TargetChoices(ABC):
+    """The target after each token of one draft. A node -1 is the history, and `depth` its tokens of the draft so far."""
+
+    is_plain_argmax: bool  # the target's choices are simply its most probable tokens
+    follows_text: bool  # the distributions depend on the text before them by more than its logits
+
+    @abstractmethod
+    def choose(self, node: int, depth: int) -> int:
+        """The target's own token after a node, whose ancestors were asked for before."""
+
+    @abstractmethod
+    def distribution(self, node: int, depth: int) -> Distribution:
+        """The target's distribution there."""
+
+    @abstractmethod
+    def uniforms(self, depth: int) -> tuple[float, float]:
+        """Two numbers in [0, 1) for a place of the text."""
+
+
+@frozen
+class Match:
+    """Accept a draft while it equals the target's own choices: the output is that of plain decoding. See `match`."""
+
+    name: ClassVar[Literal["match", "rejection", "synthetic"]] = "match"
+    may_branch: ClassVar[bool] = True  # a draft may be a tree
+    depends_on_draft: ClassVar[bool] = False  # other drafts lead to another output
+    judges_by_text: ClassVar[bool] = True  # a token is right if the emitted text has it
+
+    def accept(self, draft: Draft, target: TargetChoices) -> Accepted:
+        """The tokens of a round."""
+        tokens = draft.tokens.tolist()
+        if draft.parents is None:
+            return match(tokens, lambda i: target.choose(i - 1, i))
+        return match_tree(tokens, draft.parents.tolist(), target.choose)
+
+    def truth(self, draft: Draft, emitted: list[int], chance: Callable[[int], float]) -> list[int]:  # noqa: ARG002
+        """The tokens that a proposal is judged by, used or not; see `DraftedSequence.chance`."""
+        return emitted
+
+
+class Rejection(Match):
+    """Keep the target's distribution, but not its choices. See `reject`."""
+
+    name = "rejection"
+    depends_on_draft = True
+
+    def accept(self, draft: Draft, target: TargetChoices) -> Accepted:
+        """The tokens of a round."""
+        if target.is_plain_argmax:
+            return super().accept(draft, target)
+        n_block = 1 if target.follows_text else None
+        parents = draft.above.tolist()
+        return reject(draft.tokens.tolist(), parents, draft.probabilities, target.distribution, target.uniforms, n_block)
+
+
+@frozen
+class Synthetic(Match):
+    """Accept by chance, for benchmarks: the output is not the target's. See `accept_by_chance`.
+
+    >>> Synthetic.of(None, 4)
+    Synthetic(rates=(0.8,))
+    """
+
+    rates: tuple[float, ...]
+    name = "synthetic"
+    may_branch = False
+    judges_by_text = False
+
+    @classmethod
+    def of(cls, rates: Iterable[float] | None, length: float | None) -> Synthetic | None:
+        """The rule that a user asked for; None where acceptance is real.
+
+        Args:
+            rates: The chance that a draft's token 1, 2, … is accepted where all before it were; the last holds for all after.
+            length: Instead: how many tokens of an endless draft are accepted on average, with one chance for all of them.
+
+        Raises:
+            OptionError: Both are given, or one is out of range.
+        """
+        if rates is not None and length is not None:
+            raise OptionError("spec_synth_rates and spec_synth_len say the same in two ways; give one of them")
+        if length is not None:
+            if not is_number(length) or not 0 <= length < math.inf:
+                raise OptionError(f"spec_synth_len is {length!r}, expected a number of tokens, at least 0")
+            return cls((length / (1 + length),))
+        if rates is None:
+            return None
+        given: Any = rates  # a caller may pass anything
+        found: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else ()
+        if not found or not all(is_number(rate) and 0 <= rate <= 1 for rate in found):
+            raise OptionError(f"spec_synth_rates is {rates!r}, expected chances from 0 to 1, such as (0.9, 0.8)")
+        return cls(tuple(float(rate) for rate in found))
+
+    def accept(self, draft: Draft, target: TargetChoices) -> Accepted:
+        """The tokens of a round."""
+        return accept_by_chance(
+            draft.tokens.tolist(), self.rates, lambda i: target.uniforms(i)[0], lambda i: target.choose(i - 1, i)
+        )
+
+    def truth(self, draft: Draft, emitted: list[int], chance: Callable[[int], float]) -> list[int]:
+        """A proposal is judged by the same chance, whatever was emitted."""
+        if draft.parents is not None:
+            return emitted
+        k = min(len(draft), n := len(emitted))
+        n_right = n_accepted_by_chance(k, self.rates, lambda i: chance(i - n))
+        return [*draft.tokens[:n_right].tolist(), -1][:k] if len(draft) else emitted
+
+
+RULES: Mapping[str, Match] = {rule.name: rule() for rule in (Match, Rejection)}
+"""The rules that `spec_verify` names."""
+
+
+def acceptance_rule(verify: str = "match", rates: Iterable[float] | None = None, length: float | None = None) -> Match:
+    """The rule that a user asked for by name, or by the chances of `Synthetic.of`.
+
+    Raises:
+        OptionError: There is none of that name, or both are given, or a chance is out of range.
+    """
+    if (rule := RULES.get(verify)) is None:
+        raise OptionError(f"spec_verify is {verify!r}, expected one of {', '.join(RULES)}")
+    if (synthetic := Synthetic.of(rates, length)) is not None and verify != "match":
+        raise OptionError(f"synthetic acceptance takes the place of spec_verify {verify}; leave one of the two out")
+    return synthetic or rule
+
+
+def is_number(value: Any) -> bool:
+    """Whether a caller gave a number."""
+    return isinstance(value, int | float | np.floating) and not isinstance(value, bool)
 
 
 def match(draft: Sequence[int], choose: Callable[[int], int]) -> Accepted:
