@@ -27,7 +27,7 @@ demo: install
 	@echo "--- written with drafts, as by default: drafted tokens are in colour"
 	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128 --stats
 	@echo "--- both in turns, timed"
-	$(BIN)/augury bench -m smollm2 -f docs/demo.txt --temp 0 -n 128
+	$(BIN)/augury bench drafters -m smollm2 -f docs/demo.txt --temp 0 -n 128
 
 # Doctests run from the installed package: its folders have other names in the source tree. What kernels for GPUs are written in
 # is chosen when they are imported, which tests do in a simulator.

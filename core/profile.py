@@ -1,4 +1,4 @@
-"""Profiles of passes: an ability that a backend's models may have, for `augury bench --roofline`."""
+"""Profiles of passes: an ability that a backend's models may have, for `augury bench roofline`."""
 
 from __future__ import annotations
 

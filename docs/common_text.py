@@ -2,7 +2,7 @@
 """Writes the text that `recycle` begins with: python docs/common_text.py MODEL > drafters/common_text.txt.
 
 The text is a model's greedy answers to the prompts below, of code, writing, arithmetic, questions and translation, all of them
-augury's own. None is in the workload of `augury bench` or in Spec-Bench. The model of the text that ships is
+augury's own. None is in the workload of `augury bench drafters` or in Spec-Bench. The model of the text that ships is
 Qwen2.5-Coder-1.5B-Instruct Q4_K_M (Apache-2.0).
 """
 

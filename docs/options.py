@@ -105,8 +105,7 @@ Sampling flags are the defaults of requests that say nothing else. `-np` is 4 he
 """
 
 BENCH = """
-With `--curve`, `-d` or `--vs`, or a `-p` that is a number, `bench` times passes instead of drafters, and `-p 512 -n 64` count
-tokens as in llama-bench: see [benchmarks.md](benchmarks.md). A prompt that is a number is then given by `-f`.
+Here `-p` and `-n` count tokens, as in llama-bench. See [benchmarks.md](benchmarks.md).
 """
 
 LEARN = """
@@ -118,10 +117,10 @@ FOREIGN = """
 ## Flags of llama.cpp, ik_llama.cpp and vLLM
 
 Command lines of `llama-cli`, `llama-server`, `llama-speculative-simple` and of ik_llama.cpp may be pasted: `run`, `chat`,
-`serve`, `bench` and `tune` know all their flags (names from llama.cpp b11434, `common/arg.cpp`, and ik_llama.cpp 8337e4c,
-`common/common.cpp`). Those that augury has are in the tables above, under the same names. As there, `--top_k` is `--top-k`,
-and short flags take no value without a space: `-ngl` is one flag. A value may also follow `=`. The environment variables
-`LLAMA_ARG_*` and `LLAMA_API_KEY` are not read, and a line says so. Of `vllm serve` the usual flags are known.
+`serve`, `bench drafters` and `tune` know all their flags (names from llama.cpp b11434, `common/arg.cpp`, and ik_llama.cpp
+8337e4c, `common/common.cpp`). Those that augury has are in the tables above, under the same names. As there, `--top_k` is
+`--top-k`, and short flags take no value without a space: `-ngl` is one flag. A value may also follow `=`. The environment
+variables `LLAMA_ARG_*` and `LLAMA_API_KEY` are not read, and a line says so. Of `vllm serve` the usual flags are known.
 
 Three are meant differently on purpose: `-c` is the context of one sequence, not of all together; `--spec-synth-rates` takes
 the chance of each token where all before it were accepted, not of all up to it; `--spec-synth-len` counts accepted tokens of an
@@ -132,8 +131,7 @@ endless draft without the model's own.
 def page(registry: Registry) -> str:
     """The whole page."""
     parser = make_parser(registry)
-    (commands,) = (action for action in parser._actions if action.dest == "command")  # noqa: SLF001 - argparse offers no other way
-    flags = {name: [each for each in command._actions if each.option_strings] for name, command in commands.choices.items()}  # noqa: SLF001
+    flags = {name: [each for each in command._actions if each.option_strings] for name, command in _commands(parser)}  # noqa: SLF001
     shared = {flag for action in flags["run"] for flag in action.option_strings} - {"--json"}
     parts = [HEAD]
     names: dict[tuple[str, type], list[str]] = {}
@@ -142,12 +140,11 @@ def page(registry: Registry) -> str:
     parts += [text for (kind, options_class), same in names.items() for text in _plugins(same, kind, options_class)]
     parts += [SAMPLING, _options(sampling_options().values()), BIAS, REQUEST]
     parts += ["## Flags of `augury run`\n", _flags(flags["run"])]
-    parts += [
-        "\n`chat`, `bench` and `tune` take the same, without `-np`; `chat` and `serve` take no prompts, `tune` no `--stats`.\n"
-    ]
-    for name, tail in (("serve", SERVE), ("bench", BENCH), ("tune", ""), ("learn", LEARN)):
+    parts += ["\n`chat`, `bench drafters` and `tune` take the same, without `-np`; `chat` and `serve` take no prompts.\n"]
+    tails = {"serve": SERVE, "bench passes": BENCH, "learn": LEARN}
+    for name in ("serve", *(name for name in flags if name.startswith("bench ")), "tune", "learn"):
         own = [action for action in flags[name] if not set(action.option_strings) <= shared]
-        parts += [f"## Flags of `augury {name}`\n", _flags(own), tail]
+        parts += [f"## Flags of `augury {name}`\n", _flags(own), tails.get(name, "")]
     parts += [FOREIGN, *_foreign("same as", "These are short for others", "the same as")]
     parts += _foreign(
         "ignored", "These change no output; a command without a flag of that name accepts them with a line that says so", "why"
@@ -161,6 +158,15 @@ def page(registry: Registry) -> str:
         "`--served-model-name` for `--alias`.",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _commands(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Each command with its parser, those of a command by both words."""
+    for action in parser._actions:  # noqa: SLF001 - argparse offers no other way
+        if action.nargs == argparse.PARSER and action.choices is not None:
+            for name, command in dict(action.choices).items():
+                yield f"{prefix}{name}", command
+                yield from _commands(command, f"{prefix}{name} ")
 
 
 def _plugins(names: Iterable[str], kind: str, options_class: type) -> Iterator[str]:

@@ -48,7 +48,9 @@ FIRST_FLAGS = "-m -c -np -t -ngl --spec-type -md"
 """The flags of a model that people use first."""
 
 
-def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, n_slots: int | None) -> None:
+def add_model_flags(
+    parser: Parser, registry: Registry, argv: Sequence[str], *, n_slots: int | None, has_drafters: bool = True
+) -> None:
     """Add the flags of `Engine.load`; `n_slots` is the default of `-np`, None leaves that flag out."""
     parser.foreign = FOREIGN_FLAGS
     parser.set_defaults(registry=registry, parallel=1, max_queue=None, quiet=False)
@@ -101,8 +103,9 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         default=0,
         help="also show every draft, token by token, with what the model chose and the probabilities",
     )
-    add_speculation_flags(parser.add_argument_group("speculation"), registry)
-    add_drafter_flags(parser, registry, argv)
+    if has_drafters:
+        add_speculation_flags(parser.add_argument_group("speculation"), registry)
+        add_drafter_flags(parser, registry, argv)
 
 
 def add_placement_flags(group: Any) -> None:

@@ -87,7 +87,7 @@ class AnswerPairs:
     pairs: tuple[AnswerPair, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As `augury bench --json` prints it; `prompt` and `generation` are ours over theirs."""
+        """As `augury bench prompts --json` prints it; `prompt` and `generation` are ours over theirs."""
         found: dict[str, Any] = {"category": self.category, "pairs": len(self.pairs)}
         sides = [pair.ours for pair in self.pairs], [pair.theirs for pair in self.pairs]
         for what, name in (("prompt", "prompt_per_second"), ("generation", "per_second")):

@@ -125,7 +125,7 @@ class PairStats:
         return [accepted / offered if offered else 0.0 for accepted, offered in both]
 
     def as_json(self) -> dict[str, Any]:
-        """As `augury bench --json` prints it."""
+        """As `augury bench drafters --json` prints it."""
         return {
             "plain_per_second": self.plain_per_second,
             "predicted_per_second": self.per_second,
@@ -199,7 +199,7 @@ class DrafterResult:
         return {name: PairStats.of(pair for pair in self.pairs if pair.prompt.category == name) for name in categories}
 
     def as_json(self) -> dict[str, Any]:
-        """As `augury bench --json` prints it."""
+        """As `augury bench drafters --json` prints it."""
         categories = {name: stats.as_json() for name, stats in self.by_category.items()}
         return {"spec_type": self.spec_type, "state": self.state} | self.stats.as_json() | {"categories": categories}
 

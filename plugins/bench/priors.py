@@ -1,10 +1,10 @@
 """The worth of proposals by their buckets, pooled over saved results: chances should begin with it.
 
-`python -m augury.plugins.bench.priors FILE...`, each written by `augury bench --json`, prints Markdown tables. For each drafter
-and bucket the first one has the number of tokens that were tried, how many were right, the share, and the chance that tokens
-begin with. Buckets that are not a drafter's own evidence have one chance for all drafters, and are pooled. The second one has
-the effect of other proposals in a token's place: how many tokens were right, how many their own drafters' chances promised, the
-ratio, and the one that is begun with.
+`python -m augury.plugins.bench.priors FILE...`, each written by `augury bench drafters --json`, prints Markdown tables. For
+each drafter and bucket the first one has the number of tokens that were tried, how many were right, the share, and the chance
+that tokens begin with. Buckets that are not a drafter's own evidence have one chance for all drafters, and are pooled. The
+second one has the effect of other proposals in a token's place: how many tokens were right, how many their own drafters'
+chances promised, the ratio, and the one that is begun with.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GroundCounts:
 
 
 def pooled(results: Iterable[Mapping[str, Any]]) -> list[GroundCounts]:
-    """The counts of several results of `augury bench --json`, by drafter and bucket, and those of agreement.
+    """The counts of several results of `augury bench drafters --json`, by drafter and bucket, and those of agreement.
 
     Raises:
         KeyError: One has none.
@@ -93,7 +93,7 @@ def table_lines(found: Sequence[GroundCounts]) -> list[str]:
 def main(paths: Sequence[str]) -> int:
     """Print the table of some files; returns the exit code."""
     if not paths:
-        say("usage: python -m augury.plugins.bench.priors FILE..., each written by augury bench --json")
+        say("usage: python -m augury.plugins.bench.priors FILE..., each written by augury bench drafters --json")
         return 2
     try:
         print_lines(table_lines(pooled(map(_read, paths))))
@@ -108,7 +108,9 @@ def _read(path: str) -> Mapping[str, Any]:
         found: Mapping[str, Any] = json.loads(read_text(Path(path)))
         pooled([found])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise AuguryError(f"{path}: has no figures by bucket; expected what augury bench --json printed of drafters") from None
+        raise AuguryError(
+            f"{path}: has no figures by bucket; expected what augury bench drafters --json printed of drafters"
+        ) from None
     return found
 
 

@@ -115,7 +115,7 @@ class Reliability:
         return cls(steps, buckets, agreement)
 
     def as_json(self) -> dict[str, Any]:
-        """As `augury bench --json` prints it: rows of tokens, the sum of their chances, and how many were right."""
+        """As `augury bench drafters --json` prints it: rows of tokens, the sum of their chances, and how many were right."""
         buckets: dict[str, dict[str, Any]] = {}
         for (drafter, bucket), (prior, tally) in self.buckets.items():
             buckets.setdefault(drafter, {})[bucket] = {"prior": prior, "n": tally.n, "n_right": tally.n_right}

@@ -1,6 +1,6 @@
-"""`augury bench --compare OLD.json`: changes since results were saved.
+"""`--compare OLD.json`: changes since results were saved.
 
-Saved results are the JSON of `augury bench --json`, of drafters or of passes, or that of pytest-benchmark with the comparisons
+Saved results are the JSON of `augury bench drafters` or `augury bench passes`, or that of pytest-benchmark with the comparisons
 of `augury.plugins.bench`.
 """
 
@@ -59,11 +59,13 @@ class SavedResults:
         try:
             return cls.of(found)
         except (KeyError, TypeError, ValueError, AttributeError, OptionError) as error:
-            raise AuguryError(f"{path}: not written by augury bench --json or pytest-benchmark: {error}") from None
+            raise AuguryError(
+                f"{path}: not written by augury bench drafters|passes --json or pytest-benchmark: {error}"
+            ) from None
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> SavedResults:
-        """Read an object that `augury bench --json` prints or pytest-benchmark saves."""
+        """Read an object that `augury bench drafters|passes --json` prints or pytest-benchmark saves."""
         if "benchmarks" in found:
             return cls._of_benchmarks([each["extra_info"] for each in found["benchmarks"]])
         if "runs" in found:
@@ -127,6 +129,14 @@ def changes(then: SavedResults, now: SavedResults) -> tuple[list[Change], list[s
         old, new = then.rows.get(key, {}), now.rows.get(key, {})
         found += [Change(key, name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))]
     return found, list(_differences(then.facts, now.facts))
+
+
+def add_result_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that print JSON, and compare with earlier JSON."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--compare", type=Path, metavar="OLD.json", help="show what changed since --json, or pytest-benchmark, saved this file"
+    )
 
 
 def check_saved(path: Path | None, *, of_passes: bool) -> None:

@@ -2,7 +2,7 @@
 
 `pytest --pyargs augury.plugins.bench --augury-model M --augury-drafter a --augury-drafter b`. pytest-benchmark times the
 drafted runs, after the prompt is processed. Ratios to the plain runs beside them, acceptance and the machine stand in
-`extra_info` of its JSON (`--benchmark-json FILE`), which `augury bench --compare FILE` reads.
+`extra_info` of its JSON (`--benchmark-json FILE`), which `augury bench drafters --compare FILE` reads.
 """
 
 from __future__ import annotations

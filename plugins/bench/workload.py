@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
-from augury.cli import Prompt, prompts_of_lines, read_prompts, read_text
+from augury.cli import Prompt, count, prompts_of_lines, read_prompts, read_text
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.spec_bench import SPEC_BENCH, read_spec_bench
 
@@ -30,6 +30,17 @@ def add_workload_flag(group: Any) -> None:
         metavar="FILE",
         help='prompts as JSON lines with "id", "category", and "messages", "prompt" or "tokens", or '
         f"{SPEC_BENCH}:FILE, a copy of Spec-Bench's questions; repeats",
+    )
+
+
+def add_length_flag(group: Any, n_predict: int, *, least: int) -> None:
+    """Add `-n`, for commands that always decode greedily."""
+    group.add_argument(
+        *("-n", "--n-predict", "--max-tokens"),
+        type=count(least=least),
+        default=n_predict,
+        metavar="N",
+        help=f"tokens to generate (default: {n_predict})",
     )
 
 

@@ -83,7 +83,7 @@ COMMANDS = [
     ["inspect", here()[1]],
     ["pull", here()[1]],
     ["run", *here(), *PROMPT, "-n", "2"],
-    ["bench", *here(), *PROMPT, "-n", "2", "--turns", "1", "--spec-type", "suffix"],
+    ["bench", "drafters", *here(), *PROMPT, "-n", "2", "--turns", "1", "--spec-type", "suffix"],
 ]
 
 

@@ -1,1 +1,1 @@
-"""`augury bench` and `augury tune`."""
+"""The commands of `augury bench`, and `augury tune`: a module each."""

@@ -1,16 +1,24 @@
-"""Drafters against plain decoding on the command line's prompts."""
+"""`augury bench drafters`: drafters against plain decoding, in turns, on the command line's prompts."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from itertools import chain, count, repeat
+from itertools import chain, count as numbers, repeat
+from pathlib import Path
 from typing import Any
 
-from augury import Engine
+from augury import Engine, Registry
 from augury.cli import (
+    FIRST_FLAGS,
     ProgressDisplay,
+    add_model_flags,
+    add_prompt_flags,
+    add_sampling_flags,
+    check_writable,
+    count,
     drafter_of_model,
     leave_out_unused,
     load_engine,
@@ -18,6 +26,7 @@ from augury.cli import (
     request_params,
     say,
     takes_draft_model,
+    warn_of_synthetic,
 )
 from augury.errors import OptionError
 from augury.files.atomic_file import write_atomically
@@ -25,27 +34,71 @@ from augury.interfaces import Progress
 from augury.options import parse_specs
 from augury.plugins.bench.comparison_table import comparison_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
+from augury.plugins.bench.page import is_page, page
 from augury.plugins.bench.pair_stats import DrafterResult, PairStats
 from augury.plugins.bench.paired_runs import PairedRuns
-from augury.plugins.bench.saved_results import check_saved, print_figures
-from augury.plugins.bench.workload import prompts_to_compare
+from augury.plugins.bench.saved_results import add_result_flags, check_saved, print_figures
+from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare
 
 # without a seed plain and drafted texts would differ
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 128}
 TURNS = 3
 
 
-def run_drafters(args: argparse.Namespace) -> int:
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "drafters",
+        help="compare drafters with plain decoding",
+        description="Compare drafters with plain decoding, in turns. Without prompts it takes a small workload of its own; "
+        "unless told otherwise it decodes greedily, 128 tokens.",
+    )
+    add_prompt_flags(parser, DEFAULT)
+    add_model_flags(parser, registry, argv, n_slots=None)
+    add_sampling_flags(parser, registry, has_short_stop=False)
+    group = parser.add_argument_group("drafters compared")
+    add_workload_flag(group)
+    group.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="NAME[:K=V,...]",
+        help="another drafter to compare, beside that of --spec-type (default: auto); repeats",
+    )
+    group.add_argument(
+        *("-r", "--turns", "--repetitions"),
+        type=count(least=1),
+        default=TURNS,
+        metavar="N",
+        help=f"runs of each prompt with and without each drafter (default: {TURNS})",
+    )
+    group.add_argument("--warm", action="store_true", help="measure drafters also when they have seen the prompt before")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write a page that shows speeds, drafts and texts")
+    add_result_flags(parser)
+    parser.show_first(f"-p -f {FIRST_FLAGS} -n --temp --workload --against --turns --json --html", words=("model",))
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
     """Compare, print, and fail where a drafter changed the output."""
+    if args.n_predict == 0:
+        raise OptionError("-n is 0, but prompts are answered here; augury bench passes -p 512 -n 0 times prompts alone")
+    if args.html is not None:
+        _check_page(args.html)
     check_saved(args.compare, of_passes=False)
-    prompts, turns = prompts_to_compare(args), args.turns or TURNS
+    warn_of_synthetic(args)
+    if len(args.spec_type) > 1:
+        first, *others = args.spec_type
+        apart = shlex.join(["--spec-type", first, *(word for text in others for word in ("--against", text))])
+        say(f"augury bench drafters: repeated --spec-type flags are one chain; {apart} compares its parts")
+    prompts, turns = prompts_to_compare(args), args.turns
     params = {**DEFAULTS, **request_params(args)}
     results: list[DrafterResult] = []
     config: Mapping[str, Any] = {}
     with ProgressDisplay() as display:
         compared = _drafters_compared(args)
         states = ("cold", "warm") if args.warm else ("cold",)
-        n_pairs, numbers = len(compared) * len(states) * len(prompts) * turns, count()
+        n_pairs, number = len(compared) * len(states) * len(prompts) * turns, numbers()
         for spec_type, draft_model in compared:
             load = engine_loader(args, spec_type, draft_model, display)
             for state in states:
@@ -53,7 +106,7 @@ def run_drafters(args: argparse.Namespace) -> int:
                 for prompt in prompts:
                     with closing(PairedRuns(load, params, prompt)) as runs:
                         for turn in range(turns):
-                            display("pairs", next(numbers), n_pairs)
+                            display("pairs", next(number), n_pairs)
                             pairs.append(runs.pair(turn, is_warm=state == "warm"))
                     config = runs.config
                 results.append(DrafterResult(config["spec_type"], state, tuple(pairs)))
@@ -62,10 +115,15 @@ def run_drafters(args: argparse.Namespace) -> int:
     rows = {(each.label, name): [stats] for each in results for name, stats in each.by_category.items()}
     print_figures(found, comparison_lines(rows), args)
     if args.html is not None:
-        from augury.plugins.bench.page import page
-
         write_atomically(args.html, page(facts, results))
     return exit_code(each.stats for each in results)
+
+
+def _check_page(path: Path) -> None:
+    """See that the page takes the place of no other file, but perhaps of an earlier page."""
+    check_writable(path, "--html")
+    if path.exists() and path.stat().st_size and not is_page(path):
+        raise OptionError(f"--html: {path} exists and is no page of augury bench; it is left as it is, name another file")
 
 
 def exit_code(found: Iterable[PairStats]) -> int:

@@ -1,4 +1,4 @@
-"""`augury bench --curve`, `-p N`, `-d N`, `--vs`: how fast the model's passes are, below the engine and its drafters."""
+"""`augury bench passes`: how fast the model's passes are, below the engine and its drafters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from augury.cli import FlagsAction, ProgressDisplay, align_rows, are_counts, converted, counts, loaded_model, override_words
+from augury import Registry
+from augury.cli import ProgressDisplay, add_model_flags, align_rows, count, counts, loaded_model, override_words
 from augury.errors import OptionError
 from augury.files.models import resolve
 from augury.interfaces import Progress
@@ -19,21 +20,26 @@ from augury.plugins.bench.abba import MIN_PAIRS, PairedTiming, compare_passes
 from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
-from augury.plugins.bench.saved_results import check_saved, print_figures
+from augury.plugins.bench.saved_results import add_result_flags, check_saved, print_figures
 from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.timing import Measurement, MeasurementKind, Timing, sweep
 
 _MARGIN = 8
-_PREFILL = 512  # tokens of a prompt where -n 0 stands alone, as in llama-bench
+_PREFILL, _DECODE = 512, 128  # tokens, as in llama-bench
 WIDE = 1.5  # highest over lowest of an interval: beyond, the ratios of most rows could not be told apart
 _NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
 
 
-def add_pass_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that choose passes."""
-    group = parser.add_argument_group(
-        "passes, instead of drafters, and another program", "-p 512 and -n 64 count tokens here, as in llama-bench; 0 is none."
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "passes",
+        help="time passes, prompts and decoding, alone or against llama.cpp",
+        description="Time the model's passes, below the engine and its drafters: prompts (-p) and decoding (-n) as llama-bench "
+        "does, and passes that verify drafts (--curve). Each flag takes several counts; 0 is none.",
     )
+    add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
+    group = parser.add_argument_group("passes")
     group.add_argument(
         "--curve",
         type=counts(least=1),
@@ -41,59 +47,73 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
         metavar="1,2,4",
         help="time passes over so many tokens with the logits of all, as for verifying drafts",
     )
+    for flags, what, default in ((("-p", "--n-prompt"), "of a prompt", _PREFILL), (("-n", "--n-gen"), "to decode", _DECODE)):
+        group.add_argument(
+            *flags,
+            action="extend",
+            type=counts(least=0),
+            metavar="N,N",
+            help=f"tokens {what}; repeats (default: {default}, with --curve none)",
+        )
     group.add_argument(
-        "-d", "--depth", type=counts(least=0), metavar="0,4096", help="tokens that are already in the slot (default: 0)"
+        "-d", "--depth", type=counts(least=0), default=(0,), metavar="0,4096", help="tokens already in the slot (default: 0)"
     )
+    group.add_argument(
+        *("-r", "--turns", "--repetitions"),
+        type=count(least=1),
+        metavar="N",
+        help=f"runs of each (default: 5 at least), with --vs turns of each (default and least: {MIN_PAIRS})",
+    )
+    add_peer_flag(group)
+    add_result_flags(parser)
+    parser.show_first("-m -t --curve -p -n -d -r --vs --json --compare", words=("model",))
+    parser.set_defaults(run=_run)
+
+
+def add_peer_flag(group: Any, *, is_required: bool = False) -> None:
+    """Add the flag that names another engine to take turns with."""
     group.add_argument(
         "--vs",
-        type=Path,
-        metavar="PATH",
-        help="take turns with the llama-server at this path, on passes or on prompts, and print ratios",
+        type=_command,
+        required=is_required,
+        metavar="COMMAND",
+        help="take turns with a llama-server, and print ratios: its path, or path and flags in quotation marks, such as "
+        '"PATH/llama-server --spec-type ngram-simple"',
     )
-    group.add_argument(
-        "--vs-args",
-        action=FlagsAction,
-        default="",
-        metavar="WORDS",
-        help='more words for that server, such as "--spec-type ngram-simple"',
-    )
-    group.add_argument("--pairs", type=int, metavar="N", help=f"turns of each with --vs (default and least: {MIN_PAIRS})")
 
 
-def are_passes_wanted(args: argparse.Namespace) -> bool:
-    """Whether the command line asks for passes: by `--curve`, `-d`, a count as prompt, `-n 0`, or `-n` with a mere `--vs`."""
-    has_counts = bool(args.prompt) and all(map(are_counts, args.prompt))
-    is_about_texts = args.prompt or args.file or args.workload or args.prompt_tokens or args.spec_type or args.model_draft
-    is_mere_count = not is_about_texts and (args.n_predict == 0 or (args.vs and args.n_predict != -1))
-    return bool(args.curve or args.depth is not None or has_counts or is_mere_count)
+def _command(text: str) -> tuple[str, ...]:
+    try:
+        found = shlex.split(text)
+    except ValueError:  # a quotation that does not end
+        found = []
+    if not found:
+        raise argparse.ArgumentTypeError("the path of a llama-server, with or without flags for it")
+    return tuple(found)
 
 
 def _measurements_of(args: argparse.Namespace) -> list[Measurement]:
     """The measurements that the command line asks for, in the order of its figures.
 
     Raises:
-        OptionError: There is nothing to measure, or a text or a count makes no sense here.
+        OptionError: There is nothing to measure.
     """
-    about_texts = (args.file, args.workload, args.prompt_tokens, args.spec_type, args.model_draft, args.against, args.warm)
-    if any(about_texts):
-        raise OptionError(
-            "passes are timed without prompts and drafters; leave out -f, --workload, --prompt-tokens, --spec-type, -md, "
-            "--against and --warm"
-        )
-    prompts = args.prompt or ([str(_PREFILL)] if args.n_predict == 0 and not args.curve else [])
-    prefills = [n for text in prompts for n in converted("-p", text, counts(least=0)) if n]
-    decodes = [args.n_predict] if args.n_predict > 0 else []
+    prefills, decodes = (
+        ([] if args.curve else [default]) if given is None else [n for n in given if n]
+        for given, default in ((args.n_prompt, _PREFILL), (args.n_gen, _DECODE))
+    )
     sizes: dict[MeasurementKind, Sequence[int]] = {"curve": args.curve, "prefill": prefills, "decode": decodes}
-    measurements = [Measurement(kind, n, depth) for kind in sizes for depth in args.depth or (0,) for n in sizes[kind]]
+    measurements = [Measurement(kind, n, depth) for kind in sizes for depth in args.depth for n in sizes[kind]]
     if not measurements:
         raise OptionError("there is nothing to time; give --curve 1,2,4,8, -p 512 or -n 64")
     return list(dict.fromkeys(measurements))
 
 
-def run_passes(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     """Time and print the measurements of the command line."""
     measurements = _measurements_of(args)
-    pairs = pairs_of(args)
+    if args.vs and args.turns is not None and args.turns < MIN_PAIRS:
+        raise OptionError(f"-r is {args.turns}, expected at least {MIN_PAIRS} with --vs: fewer say nothing about the median")
     check_saved(args.compare, of_passes=True)
     with (
         loaded_model(args, max(each.depth + each.n for each in measurements)) as (model, backend),
@@ -107,39 +127,25 @@ def run_passes(args: argparse.Namespace) -> int:
             timings = sweep(runner, measurements, progress=progress, n_repetitions=args.turns)
             lines = _lines(timings)
         else:
+            pairs = args.turns or MIN_PAIRS
             # room for one token more than augury needs: the last one generated is stored, too
             n_ctx = model.state_spec.n_ctx + _MARGIN
             with peer(args, runner.tokens, model.info.n_vocab, model.n_threads, n_ctx) as server:
                 ratios = compare_passes(runner, server, measurements, pairs, round_trip_ns, progress)
             timings = [ratio.ours for ratio in ratios]
-            about["vs"] = {"peer": str(args.vs), "pairs": pairs, "ratios": [_ratio_as_json(ratio) for ratio in ratios]}
+            about["vs"] = {"peer": args.vs[0], "pairs": pairs, "ratios": [_ratio_as_json(ratio) for ratio in ratios]}
             lines = [*_ratio_lines(ratios), *_notes(ratios, pairs)]
     found = about | {"machine": facts} | _timings_as_json(timings)
     print_figures(found, lines, args)
     return 0
 
 
-def pairs_of(args: argparse.Namespace) -> int:
-    """How many turns each takes with `--vs`.
-
-    Raises:
-        OptionError: They are too few, or there is no other program.
-    """
-    if args.vs is None and (args.vs_args or args.pairs is not None):
-        raise OptionError("--pairs and --vs-args are about --vs; name a llama-server with that, or leave them out")
-    if args.vs is not None and args.turns is not None:
-        raise OptionError("-r is not about --vs; say with --pairs how many turns each takes")
-    if args.pairs is not None and args.pairs < MIN_PAIRS:
-        raise OptionError(f"--pairs is {args.pairs}, expected at least {MIN_PAIRS}: fewer say nothing about the median")
-    return args.pairs or MIN_PAIRS
-
-
 def peer(args: argparse.Namespace, tokens: np.ndarray, n_vocab: int, threads: int, n_ctx: int) -> ServerRunner:
     """The program of `--vs`, with the same model, threads, context, cache types and metadata; see `ServerRunner`."""
     path = resolve(args.model, args.registry, Progress())
     words: list[object] = ["-m", path, "-t", threads, "-tb", threads, "-c", n_ctx, "-np", 1]
-    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args), *shlex.split(args.vs_args)]
-    return ServerRunner(args.vs, words, tokens, n_vocab)
+    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args), *args.vs[1:]]
+    return ServerRunner(Path(args.vs[0]), words, tokens, n_vocab)
 
 
 def _timings_as_json(timings: Sequence[Timing]) -> dict[str, Any]:

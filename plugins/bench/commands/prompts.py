@@ -1,4 +1,4 @@
-"""`augury bench --vs PATH` on prompts: another engine answers the same prompts, in turns with augury."""
+"""`augury bench prompts`: another engine answers the same prompts, in turns with augury."""
 
 from __future__ import annotations
 
@@ -9,28 +9,58 @@ from typing import Any
 
 import numpy as np
 
-from augury import Engine
-from augury.cli import Prompt, align_rows, load_engine, print_json, print_lines
-from augury.errors import OptionError
-from augury.plugins.bench.abba import Answer, AnswerPairs, compare_answers
-from augury.plugins.bench.commands.drafters import DEFAULTS
-from augury.plugins.bench.commands.passes import WIDE, pairs_of, peer, trip_text
+from augury import Engine, Registry
+from augury.cli import (
+    FIRST_FLAGS,
+    Prompt,
+    add_model_flags,
+    add_prompt_flags,
+    align_rows,
+    count,
+    load_engine,
+    print_json,
+    print_lines,
+    warn_of_synthetic,
+)
+from augury.plugins.bench.abba import MIN_PAIRS, Answer, AnswerPairs, compare_answers
+from augury.plugins.bench.commands.passes import WIDE, add_peer_flag, peer, trip_text
 from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.paired_runs import check_drafters
 from augury.plugins.bench.ping_pong import round_trip_ns
-from augury.plugins.bench.workload import prompts_to_compare, with_answers
+from augury.plugins.bench.workload import DEFAULT, add_length_flag, add_workload_flag, prompts_to_compare, with_answers
 from augury.text.chat_template import prompt_ids
 
 
-def run_prompts(args: argparse.Namespace) -> int:
-    """Answer all prompts with both, greedily, and print ratios by category."""
-    if args.compare is not None or args.against or args.warm:
-        raise OptionError("--vs on prompts compares two programs; leave out --compare, --against and --warm")
-    pairs = pairs_of(args)
-    prompts = prompts_to_compare(args)
-    n_predict = DEFAULTS["max_tokens"] if args.n_predict == -1 else args.n_predict
-    if n_predict < 2:
-        raise OptionError(f"-n is {n_predict}, expected at least 2: the first token is timed with the prompt")
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "prompts",
+        help="answer prompts in turns with llama.cpp",
+        description="Answer prompts greedily, in turns with a llama-server that is started here, and print ratios by "
+        "category. Neither drafts unless told to: by --spec-type here, and among the flags of --vs there.",
+    )
+    add_prompt_flags(parser, DEFAULT)
+    add_model_flags(parser, registry, argv, n_slots=None)
+    group = parser.add_argument_group("answers compared")
+    add_workload_flag(group)
+    add_peer_flag(group, is_required=True)
+    add_length_flag(group, 128, least=2)  # the first token is timed with the prompt
+    group.add_argument(
+        *("-r", "--turns"),
+        type=count(least=MIN_PAIRS),
+        default=MIN_PAIRS,
+        metavar="N",
+        help=f"answers of each to the prompts of a category, at least (default and least: {MIN_PAIRS})",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.show_first(f"-p -f {FIRST_FLAGS} -n --workload --vs --turns --json", words=("model",))
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Answer all prompts with both, and print ratios by category."""
+    warn_of_synthetic(args)
+    prompts, n_predict = prompts_to_compare(args), args.n_predict
     facts: dict[str, Any] = {}
     ids: dict[str, list[int]] = {}
     spec_type = tuple(args.spec_type) or ("auto" if args.model_draft else "none",)  # plain against plain, unless asked for more
@@ -48,11 +78,11 @@ def run_prompts(args: argparse.Namespace) -> int:
                     lambda prompt: server.answer(ids[prompt.id], n_predict),
                 )
 
-    is_drafting = bool(args.spec_type or args.model_draft or args.vs_args)
-    answers = compare_answers(prompts, sides, pairs, is_fresh=is_drafting, probe=round_trip_ns)
+    is_drafting = bool(args.spec_type or args.model_draft or args.vs[1:])
+    answers = compare_answers(prompts, sides, args.turns, is_fresh=is_drafting, probe=round_trip_ns)
     found = [each.as_json() for each in answers]
     if args.json:
-        vs = {"peer": str(args.vs), "args": args.vs_args, "pairs": pairs, "texts": found}
+        vs = {"peer": args.vs[0], "args": list(args.vs[1:]), "pairs": args.turns, "texts": found}
         print_json(facts_as_json(facts) | {"vs": vs})
     else:
         marks = [f"acceptance is {facts['acceptance']} by position: texts are not the model's"] if "acceptance" in facts else []

@@ -1,14 +1,16 @@
-"""`augury bench --roofline`: where the time of passes goes, and how near each kernel is to the machine's limits."""
+"""`augury bench roofline`: where the time of passes goes, and how near each kernel is to the machine's limits."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from attrs import asdict, frozen
 
-from augury.cli import ProgressDisplay, align_rows, loaded_model, print_json, print_lines
+from augury import Registry
+from augury.cli import ProgressDisplay, add_model_flags, align_rows, counts, loaded_model, print_json, print_lines
 from augury.errors import UnsupportedError
 from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
@@ -19,13 +21,27 @@ _SIZES = (1, 8)
 _N_WINDOWS = 5  # in each the limits are probed once, between passes
 
 
-def run_roofline(args: argparse.Namespace) -> int:
-    """Profile the passes of `--curve` at the depths of `-d`.
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "roofline",
+        help="show the time of each kernel of a pass, against the machine's limits",
+        description="Time every kernel of a pass that verifies drafts, and probe the machine's limits between passes.",
+    )
+    add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
+    group = parser.add_argument_group("passes")
+    group.add_argument("--curve", type=counts(least=1), default=_SIZES, metavar="1,8", help="tokens of a pass (default: 1,8)")
+    group.add_argument(
+        "-d", "--depth", type=counts(least=0), default=(0,), metavar="0,4096", help="tokens already in the slot (default: 0)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.show_first("-m -t --backend --curve -d --json", words=("model",))
+    parser.set_defaults(run=_run)
 
-    Raises:
-        UnsupportedError: The backend cannot profile its kernels.
-    """
-    sizes, depths = args.curve or _SIZES, args.depth or (0,)
+
+def _run(args: argparse.Namespace) -> int:
+    """Profile the passes of `--curve` at the depths of `-d`."""
+    sizes, depths = args.curve, args.depth
     with loaded_model(args, max(sizes) + max(depths)) as (model, _), ProgressDisplay() as progress:
         if not isinstance(model, Profiled):
             raise UnsupportedError(f"backend {args.backend} cannot profile its kernels; choose another with --backend")

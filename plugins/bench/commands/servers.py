@@ -1,4 +1,4 @@
-"""`augury bench --vs-server URL`: `augury serve` beside another server, in turns, under the load of several clients."""
+"""`augury bench servers`: `augury serve` beside another server, in turns, under the load of several clients."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
 
-from augury.cli import Prompt, align_rows, print_json, print_lines
-from augury.errors import OptionError
+from augury import Registry
+from augury.cli import Prompt, add_model_flags, add_prompt_flags, align_rows, count, counts, print_json, print_lines
 from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.commands.drafters import TURNS
 from augury.plugins.bench.commands.startup import model_words
 from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.server_load import Load, median_of, run_load
 from augury.plugins.bench.server_runner import GREEDY, ServerProcess
-from augury.plugins.bench.workload import digest, prompts_to_compare, with_answers
+from augury.plugins.bench.workload import DEFAULT, add_length_flag, add_workload_flag, digest, prompts_to_compare, with_answers
 
-CLIENTS = (1, 4, 16)
-_N_PREDICT = 64
+_CLIENTS = (1, 4, 16)
 _PER_CLIENT = 2  # requests of each client in a turn, four at least in all
 _N_SLOTS = 4
 _GREEDY = {**GREEDY, "cache_prompt": False}
@@ -33,20 +32,52 @@ _FIGURES = {  # by name, of which requests, and which quantile
 }
 
 
-def run_servers(args: argparse.Namespace) -> int:
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "servers",
+        help="compare augury serve with another server, under load",
+        description="Start augury serve, and let it take turns with another server that has llama.cpp's /completion, under the "
+        "load of several clients.",
+    )
+    add_prompt_flags(parser, DEFAULT)
+    add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
+    group = parser.add_argument_group("servers compared")
+    add_workload_flag(group)
+    group.add_argument("--vs", type=_address, required=True, metavar="URL", help="the other server's address")
+    for flags, metavar, text in (
+        (("--spec-type",), "NAME[:K=V,...]", "who drafts in augury serve (default: auto); repeats"),
+        (("-md", "--model-draft"), "MODEL", "a small model that drafts there"),
+    ):
+        group.add_argument(*flags, action="append", default=[], metavar=metavar, help=text)
+    group.add_argument(
+        "--clients",
+        type=counts(least=1),
+        default=_CLIENTS,
+        metavar="N,N",
+        help=f"how many clients ask at once (default: {','.join(map(str, _CLIENTS))})",
+    )
+    add_length_flag(group, 64, least=1)
+    group.add_argument("-r", "--turns", type=count(least=1), default=TURNS, metavar="N", help=f"turns (default: {TURNS})")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.show_first("-p -f -m -t -n --spec-type --workload --vs --clients --turns --json", words=("model",))
+    parser.set_defaults(run=_run)
+
+
+def _address(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError("an address such as http://127.0.0.1:8080")
+    return text
+
+
+def _run(args: argparse.Namespace) -> int:
     """Ask both servers, and print their clients' times."""
-    if args.compare is not None or args.against or args.warm:
-        raise OptionError("--vs-server compares two servers; leave out --compare, --against and --warm")
-    if not args.vs_server.startswith(("http://", "https://")):
-        raise OptionError(f"--vs-server is {args.vs_server!r}, expected an address such as http://127.0.0.1:8080")
-    prompts = prompts_to_compare(args)
-    n_predict = _N_PREDICT if args.n_predict == -1 else args.n_predict
-    clients = args.clients or CLIENTS
+    prompts, n_predict = prompts_to_compare(args), args.n_predict
     with _serving(args) as ours:
         bodies = [_body(ours, prompt, n) for prompt, n in zip(prompts, cycle(_lengths(n_predict)), strict=False)]
-        found = {n: _turns(ours.url, args.vs_server, bodies, n, args.turns or TURNS) for n in clients}
+        found = {n: _turns(ours.url, args.vs, bodies, n, args.turns) for n in args.clients}
     if args.json:
-        about = {"model": args.model, "workload": digest(prompts), "max_tokens": n_predict, "peer": args.vs_server}
+        about = {"model": args.model, "workload": digest(prompts), "max_tokens": n_predict, "peer": args.vs}
         levels = [_as_json(n, loads) for n, loads in found.items()]
         print_json(about | {"machine": machine_facts(), "servers": levels})
     else:
@@ -146,7 +177,7 @@ def _notes(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
 def _serving(args: argparse.Namespace) -> ServerProcess:
     """`augury serve` with the command line's model, to be started."""
     words = [*model_words(args, args.model), "-np", _N_SLOTS, "--no-ui"]
-    words += [] if args.model_draft is None else ["-md", args.model_draft]
+    words += [word for model in args.model_draft for word in ("-md", model)]
     words += [word for text in args.spec_type for word in ("--spec-type", text)]
     # -P: a folder named augury in the current one is not timed
     return ServerProcess("augury serve", [sys.executable, "-P", "-m", "augury", "serve"], words)

@@ -1,4 +1,4 @@
-"""`augury bench --startup`: the time to the first token, with nothing compiled and with everything compiled."""
+"""`augury bench startup`: the time to the first token, with nothing compiled and with everything compiled."""
 
 from __future__ import annotations
 
@@ -10,21 +10,39 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
-from augury.cli import override_words, placement_words, print_json, print_lines, say
+from augury import Registry
+from augury.cli import add_model_flags, count, override_words, placement_words, print_json, print_lines, say
 from augury.errors import AuguryError
 from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.plugins.bench.commands.drafters import TURNS
 
 
-def run_startup(args: argparse.Namespace) -> int:
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "startup",
+        help="time starts to the first token",
+        description="Time the start of augury run to its first token: once with nothing compiled, and then with everything.",
+    )
+    add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
+    parser.add_argument(
+        "-r", "--turns", type=count(least=1), default=TURNS, metavar="N", help=f"warm starts (default: {TURNS})"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.show_first("-m -c -t --backend --turns --json", words=("model",))
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
     """Start processes that write one token each, and print their times."""
     path = resolve(args.model, args.registry, Progress())  # the children's cache folder holds no models
     words = ["run", *model_words(args, str(path)), "--prompt-tokens", "1", "-n", "1", "--temp", "0", "--ignore-eos"]
     if not args.json:
         say("compiling in an empty cache folder, as at the very first start")
-    cold_s, *warm_starts_s = measure_startup(words, args.turns or TURNS)
+    cold_s, *warm_starts_s = measure_startup(words, args.turns)
     warm_s = statistics.median(warm_starts_s)
     if args.json:
         print_json({"model": args.model, "cold_s": cold_s, "warm_s": warm_s, "warm_starts_s": warm_starts_s})

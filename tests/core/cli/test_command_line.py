@@ -283,7 +283,7 @@ def test_stats_show_drafting(capsys):
         (["run", *HERE, "--prompt-tokens", "1", "--backend", "cuda"], 1, "cuda"),
         (["run", "-m", "no-such-model", "--prompt-tokens", "1"], 1, "no-such-model"),
         (["run", *HERE, "-f", "no-such-file"], 1, "no-such-file"),
-        (["bench", *HERE, "--prompt-tokens", "1", "--turns", "0"], 2, "--turns"),
+        (["bench", "drafters", *HERE, "--prompt-tokens", "1", "--turns", "0"], 2, "--turns"),
         (
             ["pull", "no-such-model"],
             1,
@@ -382,9 +382,9 @@ def test_help_shows_the_flags_of_the_drafters_in_use(capsys):
     assert "--spec-ngram-simple-n" not in run(capsys, "run", "--help-all")[1]
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "serve", "bench", "tune", "learn"])
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "bench drafters", "bench passes", "tune", "learn"])
 def test_help_is_short_and_says_how_many_flags_help_all_has_more(capsys, command):
-    short, whole = (run(capsys, command, flag) for flag in ("--help", "--help-all"))
+    short, whole = (run(capsys, *command.split(), flag) for flag in ("--help", "--help-all"))
     assert (short[0], whole[0]) == (0, 0)
     flags = [set(re.findall(r"^  (?:-\w+, )*(--?[\w-]+)", text, re.MULTILINE)) for text in (short[1], whole[1])]
     assert flags[0] < flags[1]
@@ -416,10 +416,12 @@ def test_help_names_no_default_of_options_without_one(capsys):
 
 @pytest.mark.parametrize(
     ("command", "default"),
-    [("run", "standard input)"), ("bench", "or else a small workload)"), ("tune", "or else a small workload)")],
+    [("run", "standard input)"), ("bench drafters", "or else a small workload)"), ("tune", "or else a small workload)")],
 )
 def test_help_says_where_prompts_come_from_without_flags(capsys, command, default):
-    (title,) = (line for line in run(capsys, command, "--help")[1].splitlines() if line.startswith("prompts (default: "))
+    (title,) = (
+        line for line in run(capsys, *command.split(), "--help")[1].splitlines() if line.startswith("prompts (default: ")
+    )
     assert title.endswith(f"{default}:")
 
 

@@ -29,7 +29,8 @@ REGISTRY = Registry.discover()
 
 
 def parsed(*words, command="run"):
-    return make_parser(REGISTRY, [command, *words]).parse_args([command, *words])
+    line = [*command.split(), *words]
+    return make_parser(REGISTRY, line).parse_args(line)
 
 
 GENERAL = {"-md", "--model-draft", "--draft-max", "--draft-min"}  # flags of their own, which some drafters' options are, too
@@ -55,7 +56,7 @@ def test_a_draft_models_parameters_are_given_by_the_targets_flags():
     assert options(args, "draft-model")["draft-model"] == given | {"model": "my draft.gguf"}
 
 
-@pytest.mark.parametrize("command", ["run", "bench"])  # bench has a flag -d
+@pytest.mark.parametrize("command", ["run", "bench drafters"])
 def test_the_short_flag_of_ik_llama_cpp_means_the_same(command):
     args = parsed("-draft", "-m small --p-min 0.25", command=command)
     assert args.model_draft == "small"

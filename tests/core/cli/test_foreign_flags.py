@@ -1,5 +1,6 @@
 """Command lines of llama.cpp and ik_llama.cpp, pasted."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -18,16 +19,19 @@ from augury.sampling import SAMPLERS
 REGISTRY = Registry.discover()
 STORED = json.loads((Path(__file__).parents[2] / "data" / "flags" / "flags.json").read_text())
 N_VALUES = [(name, int(n)) for program in STORED.values() for n, names in program.items() for name in names]
-COMMANDS = ("run", "chat", "bench", "tune", "serve")
+COMMANDS = ("run", "chat", "bench drafters", "tune", "serve")
 
 
 def parsed(*words, command="run"):
-    return make_parser(REGISTRY, [command, *words]).parse_args([command, *words])
+    line = [*command.split(), *words]
+    return make_parser(REGISTRY, line).parse_args(line)
 
 
 def parser_of(command):
-    (commands,) = (action for action in make_parser(REGISTRY)._actions if action.dest == "command")
-    return commands.choices[command]
+    parser = make_parser(REGISTRY)
+    for word in command.split():
+        parser = next(action for action in parser._actions if action.nargs == argparse.PARSER).choices[word]
+    return parser
 
 
 @pytest.mark.parametrize("command", COMMANDS)

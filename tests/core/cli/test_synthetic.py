@@ -15,7 +15,7 @@ def augury(capsys):
     words = [*here(), "-c", 128, "-n", 40, "--temp", 0, "--seed", 1, "--spec-fixed", "--spec-type", "ngram-simple:n=2,m=4"]
 
     def augury(command, *more, synthetic=("--spec-synth-rates", "0.5,0.25")):
-        return run(capsys, command, *words, *synthetic, *more)
+        return run(capsys, *command.split(), *words, *synthetic, *more)
 
     return augury
 
@@ -53,7 +53,7 @@ def test_no_file_learns_a_text_that_is_not_the_models(augury, tmp_path, flags):
 
 
 def test_bench_marks_tables_and_finds_no_fault_with_the_texts(augury):
-    code, out, err = augury("bench", *PROMPT, "--turns", "1")
+    code, out, err = augury("bench drafters", *PROMPT, "--turns", "1")
     assert code == 0
     assert MARK in err
     assert "changed" not in err
@@ -66,7 +66,7 @@ def test_bench_marks_json_and_pages(augury, tmp_path):
     page, saved = tmp_path / "page.html", tmp_path / "old.json"
     words = ("--spec-synth-rates", "1,0.5")
     prompt = (*PROMPT, "--temp", "1", "--top-k", "3")  # which the model continues otherwise
-    code, out, err = augury("bench", *prompt, "--turns", "1", "--json", "--html", page, synthetic=words)
+    code, out, err = augury("bench drafters", *prompt, "--turns", "1", "--json", "--html", page, synthetic=words)
     told = json.loads(out)
     saved.write_text(out)
     assert code == 0
@@ -78,7 +78,7 @@ def test_bench_marks_json_and_pages(augury, tmp_path):
     assert "Acceptance is synthetic" in html
     assert "changed the output" not in html
     assert "differs from plain" not in html
-    _, out, _ = augury("bench", *prompt, "--turns", "1", "--compare", saved, synthetic=())
+    _, out, _ = augury("bench drafters", *prompt, "--turns", "1", "--compare", saved, synthetic=())
     assert "acceptance was synthetic: 1, 0.5, is not known" in out
 
 

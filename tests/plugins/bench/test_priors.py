@@ -93,7 +93,7 @@ def test_a_file_without_figures_by_bucket_is_named(tmp_path, capsys, content):
     path = tmp_path / "other.json"
     path.write_text(content)
     assert main([str(path)]) == 1
-    assert f"{path}: has no figures by bucket; expected what augury bench --json printed" in capsys.readouterr().err
+    assert f"{path}: has no figures by bucket; expected what augury bench drafters --json printed" in capsys.readouterr().err
     assert main([]) == 2
 
 

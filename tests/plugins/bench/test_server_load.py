@@ -84,8 +84,8 @@ def test_figures_are_those_of_the_requests():
 def test_two_servers_are_compared_by_what_their_clients_see(capsys):
     words = ["-m", here()[1], "-t", 1, "-c", 64]
     with serving(*words, "-np", 2) as other:
-        ask_for = ["--prompt-tokens", "1,2,3", "-n", 4, "--turns", 2, "--vs-server", other.url, "--clients", "1,2"]
-        code, out, err = run(capsys, "bench", *words, *ask_for, "--json")
+        ask_for = ["--prompt-tokens", "1,2,3", "-n", 4, "--turns", 2, "--vs", other.url, "--clients", "1,2"]
+        code, out, err = run(capsys, "bench", "servers", *words, *ask_for, "--json")
         assert code == 0, err
     found = json.loads(out)
     assert [level["clients"] for level in found["servers"]] == [1, 2]
@@ -100,17 +100,13 @@ def test_two_servers_are_compared_by_what_their_clients_see(capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--vs-server", "http://x", "--startup"], "--vs-server times answers"),
-        (
-            ["--vs-server", "localhost:8080"],
-            "--vs-server is 'localhost:8080', expected an address such as http://127.0.0.1:8080",
-        ),
-        (["--clients", "2"], "--clients is for --vs-server"),
-        (["--vs-server", "http://x", "--warm"], "leave out --compare"),
+        (["--vs", "localhost:8080"], "--vs is 'localhost:8080', expected an address such as http://127.0.0.1:8080"),
+        (["--vs", "http://x", "--clients", "0"], "--clients is '0'"),
+        (["--vs", "http://x", "--draft-max", "3"], "augury bench servers has no flag --draft-max"),
     ],
 )
-def test_what_does_not_go_together_is_told(capsys, words, told):
-    code, _, err = run(capsys, "bench", *here(), *words)
+def test_what_makes_no_sense_is_refused(capsys, words, told):
+    code, _, err = run(capsys, "bench", "servers", *here(), *words)
     assert (code, told in err) == (2, True)
 
 

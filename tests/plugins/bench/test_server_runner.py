@@ -1,6 +1,7 @@
 """The peer's side of a comparison, against a server that answers what a real one would."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,13 +109,13 @@ def test_a_program_of_another_machine_is_an_error(tmp_path):
         pass
 
 
-def words(program, *more):
-    return ["bench", "-m", str(MODEL), "--backend", "reference", "--vs", str(program), *more]
+def words(what, program, *more):
+    return ["bench", what, "-m", str(MODEL), "--backend", "reference", "--vs", str(program), *more]
 
 
 def test_the_command_tells_ratios(program, monkeypatch, capsys):
     monkeypatch.setattr("augury.plugins.bench.abba._TURN_S", 0)
-    assert main(words(program, "--curve", "1,2", "-n", "2", "-d", "0,3", "--json")) == 0
+    assert main(words("passes", program, "--curve", "1,2", "-n", "2", "-d", "0,3", "--json")) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(row["n"], row["depth"]) for row in told["curve"]] == [(1, 0), (2, 0), (1, 3), (2, 3)]
     assert told["vs"]["peer"] == str(program)
@@ -132,7 +133,7 @@ def test_the_command_tells_ratios(program, monkeypatch, capsys):
 
 def test_the_command_prints_a_table_with_what_differs(program, monkeypatch, capsys):
     monkeypatch.setattr("augury.plugins.bench.abba._TURN_S", 0)
-    assert main(words(program, "--curve", "2")) == 0
+    assert main(words("passes", program, "--curve", "2")) == 0
     head, row, *notes = capsys.readouterr().out.splitlines()
     assert "peer's tok/s" in head
     assert row.split()[:3] == ["pass", "2", "0"]
@@ -142,7 +143,7 @@ def test_the_command_prints_a_table_with_what_differs(program, monkeypatch, caps
 def test_the_command_answers_prompts_with_both(program, monkeypatch, capsys, asked):
     monkeypatch.setattr("augury.plugins.bench.abba._REST_S", 0)
     prompts = ["--prompt-tokens", "1,2,3", "--prompt-tokens", "4,5", "-n", "4", "-c", "64"]
-    assert main(words(program, *prompts, "--json")) == 0
+    assert main(words("prompts", program, *prompts, "--json")) == 0
     told = json.loads(capsys.readouterr().out)
     (texts,) = told["vs"]["texts"]
     assert texts["pairs"] == 8  # at least seven, and each prompt as often as the other
@@ -154,7 +155,7 @@ def test_the_command_answers_prompts_with_both(program, monkeypatch, capsys, ask
         assert texts[what]["interval"][0] <= texts[what]["ratio"] <= texts[what]["interval"][1]
     assert 0 <= texts["same"] <= 1
     assert texts["drafted"] == [0, 0]  # nobody asked for drafters
-    assert main(words(program, *prompts)) == 0
+    assert main(words("prompts", program, *prompts)) == 0
     head, prompt, generation, *notes = capsys.readouterr().out.splitlines()
     assert "same text" in head
     assert prompt.split()[:2] == ["all", "prompt"]
@@ -175,15 +176,22 @@ def test_both_programs_answer_what_follows_our_own_answers(monkeypatch):
 def test_where_either_drafts_both_start_anew_for_every_pair(program, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("augury.plugins.bench.abba._REST_S", 0)
     program.write_text(program.read_text().replace("exec", f'echo "$@" >> {tmp_path / "told"}\nexec'))
-    drafters = ["--spec-type", "ngram-simple:n=2,m=4", "--spec-fixed", "--vs-args", "--spec-type ngram-simple"]
-    assert main(words(program, "--prompt-tokens", ",".join(["1,2,3"] * 5), "-n", "24", "-c", "64", *drafters, "--json")) == 0
+    drafters = ["--spec-type", "ngram-simple:n=2,m=4", "--spec-fixed"]
+    peer = f"{shlex.quote(str(program))} --spec-type ngram-simple"
+    assert (
+        main(words("prompts", peer, "--prompt-tokens", ",".join(["1,2,3"] * 5), "-n", "24", "-c", "64", *drafters, "--json"))
+        == 0
+    )
     (texts,) = json.loads(capsys.readouterr().out)["vs"]["texts"]
     assert texts["drafted"][0] > 0
     starts = (tmp_path / "told").read_text().splitlines()
     assert [start.split()[-2:] for start in starts] == [["--spec-type", "ngram-simple"]] * 7
 
 
-@pytest.mark.parametrize(("more", "expected"), [(["-n", "1"], "-n is 1"), (["--warm"], "--warm"), (["--html", "x"], "--html")])
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [(["-n", "1"], "-n is '1'"), (["--turns", "3"], "--turns is '3'"), (["--html", "x"], "has no flag --html")],
+)
 def test_what_makes_no_sense_with_a_peer_is_refused(program, capsys, more, expected):
-    assert main(words(program, "--prompt-tokens", "1", *more)) == 2
+    assert main(words("prompts", program, "--prompt-tokens", "1", *more)) == 2
     assert expected in capsys.readouterr().err

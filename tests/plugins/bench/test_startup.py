@@ -24,7 +24,7 @@ def test_starts_are_timed_cold_first(capsys, monkeypatch):
 
     popen = startup.subprocess.Popen
     monkeypatch.setattr(startup.subprocess, "Popen", watched)
-    assert main(["bench", "--startup", "-m", MODEL, "--backend", "reference", "--turns", "2", "--json"]) == 0
+    assert main(["bench", "startup", "-m", MODEL, "--backend", "reference", "--turns", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["cold_s"] > 0
     assert len(told["warm_starts_s"]) == 2
@@ -36,7 +36,7 @@ def test_starts_are_timed_cold_first(capsys, monkeypatch):
 
 def test_both_starts_are_printed_in_seconds(capsys, monkeypatch):
     monkeypatch.setattr(startup, "measure_startup", lambda _words, _n: [9.5, 2.0, 1.0, 4.0])
-    assert main(["bench", "--startup", "-m", MODEL]) == 0
+    assert main(["bench", "startup", "-m", MODEL]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "cold start to the first token: 9.50 s",
         "warm start to the first token: 2.00 s (median of 3, 1.00 to 4.00)",

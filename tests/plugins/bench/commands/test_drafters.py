@@ -1,9 +1,10 @@
-"""`augury bench` on prompts: plain decoding against drafters."""
+"""`augury bench drafters`: plain decoding against drafters."""
 
 import functools
 import io
 import json
 import math
+import shlex
 
 import pytest
 from oracles.drafts import HEADS, agreeing, copying_head
@@ -17,7 +18,7 @@ NGRAM = ["--spec-type", "ngram-simple"]
 @pytest.fixture
 def bench(capsys, monkeypatch):
     monkeypatch.setattr("augury.plugins.bench.paired_runs._STALL", math.inf)  # real times, perhaps of a busy machine
-    words = ["bench", *here(), "-c", 128, "-n", 40, "--spec-fixed", "--turns", 2]
+    words = ["bench", "drafters", *here(), "-c", 128, "-n", 40, "--spec-fixed", "--turns", 2]
     return functools.partial(run, capsys, *words)
 
 
@@ -48,6 +49,16 @@ def test_drafters_are_set_against_plain_decoding(bench):
 def test_the_default_drafter_is_compared_beside_others(bench):
     told = json.loads(bench("--prompt-tokens", REPEATING, "--against", "suffix", "--json")[1])
     assert [each["spec_type"] for each in told["runs"]] == ["suffix;recycle", "suffix"]
+
+
+def test_repeated_drafters_are_told_to_be_a_chain_and_how_they_are_compared(bench):
+    _, out, err = bench("--prompt-tokens", REPEATING, "--spec-type", "suffix", "--spec-type", "ngram-simple:n=2;recycle")
+    assert out.splitlines()[1].startswith("suffix;ngram-simple:n=2;recycle ")
+    advice = "--spec-type suffix --against 'ngram-simple:n=2;recycle'"
+    assert f"augury bench drafters: repeated --spec-type flags are one chain; {advice} compares its parts" in err
+    _, out, err = bench("--prompt-tokens", REPEATING, *shlex.split(advice))
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["suffix", "ngram-simple:n=2;recycle"]
+    assert "chain" not in err
 
 
 def test_the_table_shows_categories_where_there_are_several(bench, workload):
@@ -183,15 +194,11 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
         (["--turns", "0"], 2, "--turns is '0'"),
         (["-r", "few"], 2, "-r is 'few', expected a whole number"),
         (["-n", "0"], 2, "-n is 0, but prompts are answered here"),
-        (["--startup", "--compare", "x.json"], 2, "--compare"),
-        (["--curve", "1", "--html", "x.html"], 2, "--html"),
         (["--html", "absent/x.html"], 1, "no folder absent"),
         (["--html", "."], 1, ". is not a file"),
         (["--html", __file__], 2, "exists and is no page of augury bench; it is left as it is"),
         (["--spec-type", "suffix", "-md", "x.gguf"], 2, "no drafter compared takes one"),
-        (["--pairs", "9"], 2, "--pairs and --vs-args are about --vs"),
-        (["--startup", "--against", "suffix"], 2, "--startup times starts alone"),
-        (["--startup", "--curve", "1"], 2, "--startup times starts alone"),
+        (["--curve", "1"], 2, "augury bench drafters has no flag --curve"),
         (["--spec-ngram-mod-n-max", "3"], 2, "--spec-ngram-mod-n-max is given, but ngram-mod is not in use"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`augury bench` with counts instead of texts, on a tiny model."""
+"""`augury bench passes` on a tiny model."""
 
 import functools
 import json
@@ -7,9 +7,7 @@ import pytest
 from oracles.models import tiny_model
 from support.commands import here, run
 
-from augury.cli.command_line import make_parser
 from augury.plugins.bench.timing import Timing
-from augury.registry import Registry
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +17,7 @@ def few_rounds(monkeypatch):
 
 @pytest.fixture
 def bench(capsys):
-    return functools.partial(run, capsys, "bench", *here())
+    return functools.partial(run, capsys, "bench", "passes", *here())
 
 
 def test_json_is_one_object_of_figures_by_kind(bench):
@@ -43,6 +41,8 @@ def test_json_is_one_object_of_figures_by_kind(bench):
         (["-p", "6,3", "-n", 0, "-r", 3], [("prefill", 6), ("prefill", 3)]),
         (["-p", 0, "-n", 4, "-r", 1], [("decode", 4)]),
         (["-n", 0, "-r", 1], [("prefill", 512)]),
+        (["-p", 3, "-p", 6, "-r", 1], [("prefill", 3), ("prefill", 6), ("decode", 128)]),
+        (["--curve", 2, "-n", 4, "-r", 1], [("curve", 2), ("decode", 4)]),
     ],
 )
 def test_counts_are_those_of_llama_bench(bench, words, measures, monkeypatch):
@@ -89,14 +89,12 @@ def test_what_changed_since_passes_were_saved_is_shown(bench, tmp_path):
         (["--curve", "1,x"], "--curve is '1,x'"),
         (["--curve", "0"], "--curve is '0'"),
         (["--curve", "1", "-d", "-4"], "-d"),
-        (["-d", "4"], "nothing to time"),
         (["-p", "0", "-n", "0"], "nothing to time"),
-        (["--curve", "1", "--vs", "x", "-r", "3"], "-r is not about --vs"),
-        (["-p", "4", "--spec-type", "ngram-simple"], "--spec-type"),
+        (["--curve", "1", "--vs", "x", "-r", "3"], "-r is 3, expected at least 7 with --vs"),
+        (["--curve", "1", "--vs", ""], "--vs is '', expected the path of a llama-server"),
+        (["--curve", "1", "--vs", "x '"], "expected the path of a llama-server"),
+        (["-p", "4", "--spec-type", "ngram-simple"], "augury bench passes has no flag --spec-type"),
         (["-p", "words", "--curve", "2"], "-p is 'words'"),
-        (["--curve", "1", "--against", "suffix"], "--against"),
-        (["--curve", "1", "--workload", "x.jsonl"], "--workload"),
-        (["--curve", "1", "--vs", "x", "--pairs", "3"], "--pairs is 3"),
     ],
 )
 def test_what_makes_no_sense_is_refused(bench, words, expected):
@@ -121,33 +119,12 @@ def test_a_depth_that_no_memory_holds_is_refused_before_any_work(bench):
     assert "ask for a smaller context" in err
 
 
-def test_figures_of_another_kind_are_refused_before_any_work(bench, tmp_path):
+def test_figures_of_another_kind_are_refused_before_any_work(bench, capsys, tmp_path):
+    drafters = functools.partial(run, capsys, "bench", "drafters", *here())
     old = tmp_path / "old.json"
     old.write_text(bench("--curve", "1", "--json")[1])
-    code, _, err = bench("--prompt-tokens", "1", "--compare", old)
+    code, _, err = drafters("--prompt-tokens", "1", "--compare", old)
     assert (code, "holds figures of passes, but drafters are timed here" in err) == (2, True)
-    old.write_text(bench("--prompt-tokens", "1,2,1,2", "-n", 4, "--turns", 1, "--json")[1])
+    old.write_text(drafters("--prompt-tokens", "1,2,1,2", "-n", 4, "--turns", 1, "--json")[1])
     code, _, err = bench("--curve", "1", "--compare", old)
     assert (code, "holds figures of drafters, but passes are timed here" in err) == (2, True)
-
-
-def test_one_word_for_the_server_may_begin_with_a_dash():
-    args = make_parser(Registry.discover()).parse_args(["bench", "--vs-args", "--no-mmap", "--curve", "1"])
-    assert (args.vs_args, args.curve) == ("--no-mmap", (1,))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["-p", "a text"],
-        ["-p", "512 words"],
-        ["-n", "8"],
-        ["--vs", "x"],
-        ["--vs", "x", "-n", "8", "-f", "y"],
-        ["--vs", "x", "-n", "8", "-md", "y"],
-    ],
-)
-def test_texts_are_for_drafters(words):
-    from augury.plugins.bench.commands.passes import are_passes_wanted
-
-    assert not are_passes_wanted(make_parser(Registry.discover()).parse_args(["bench", *words]))

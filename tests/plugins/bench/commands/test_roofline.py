@@ -1,4 +1,4 @@
-"""`augury bench --roofline` on a tiny model."""
+"""`augury bench roofline` on a tiny model."""
 
 import json
 
@@ -28,7 +28,7 @@ def few_passes(monkeypatch):
 
 @pytest.fixture
 def bench(capsys):
-    return lambda *words, backend="numba-cpu": run(capsys, "bench", *here(NAME, backend), "--roofline", *words)
+    return lambda *words, backend="numba-cpu": run(capsys, "bench", "roofline", *here(NAME, backend), *words)
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +80,6 @@ def test_a_backend_that_tells_nothing_is_named(bench):
     code, _, err = bench(backend="reference")
     assert code == 1
     assert "backend reference cannot profile its kernels" in err
-
-
-@pytest.mark.parametrize(
-    "words", [["--startup"], ["--vs", "x"], ["--html", "x.html"], ["--compare", "x"], ["-p", "8"], ["-n", 8]]
-)
-def test_what_measures_something_else_is_refused_beside_it(bench, words):
-    code, _, err = bench(*words)
-    assert code == 2
-    assert "--roofline profiles passes alone" in err
 
 
 def test_a_pass_that_is_computed_in_parts_is_refused(bench):
