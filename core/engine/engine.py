@@ -289,7 +289,7 @@ class Engine(Evaluations):
         ids = prompt_ids(
             prompt, messages, self.tokenizer, self.chat_template, tools=tools, kwargs=kwargs, why=why, n_ctx=self._n_ctx
         )
-        return checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
+        return checked_tokens(ids, self._n_vocab, n_ctx=self._n_ctx)
 
     @overload
     def generate(self, prompt: list[str] | list[Sequence[int]], *, n: None = None, **params: Any) -> list[Result]: ...

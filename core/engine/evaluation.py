@@ -16,7 +16,8 @@ import numpy as np
 
 from augury.engine.context import EngineContext
 from augury.engine.loop import Loop
-from augury.engine.request import is_several
+from augury.engine.perplexity import WINDOW, Perplexity, windows_of
+from augury.engine.request import checked_tokens, is_several
 from augury.engine.stats import PromptToken
 from augury.engine.worker import Worker
 from augury.errors import ModelFileError, OptionError, UnsupportedError
@@ -95,6 +96,59 @@ class Evaluations(ABC):
 
         return lambda loop: _score(loop, context, tokens, n_top, n_vocab, spell)
 
+    def logprobs(self, texts: Any, *, first: int = 1) -> Any:
+        """The log-probabilities of the tokens of texts, each after those before it. The slots used forget their contents.
+
+        They are those that `score` tells and that a request reports of the same tokens, to the bit.
+
+        Args:
+            texts: A text or token ids, or a list of such.
+            first: The first token that is wanted, at least 1: token 0 follows nothing.
+
+        Returns:
+            (T - first,) float64 of one text; of several a list of such.
+
+        Raises:
+            AuguryError: By its kind: a text that has no tokens, or too many for the context, or `first` below 1.
+        """
+        context, n_vocab, tokens = self._context, self._n_vocab, self._each(texts)
+        start = check_count("first", first, 1)
+        found: list[np.ndarray] = self._worker.answer(lambda loop: _logprobs(loop, context, tokens, start, n_vocab))
+        return found if is_several(texts) else found[0]
+
+    def perplexity(
+        self,
+        text: str | Sequence[int] | np.ndarray,
+        *,
+        window: int = WINDOW,
+        n_windows: int | None = None,
+        progress: Callable[[int, int, Perplexity], object] | None = None,
+    ) -> Perplexity:
+        """How well the model predicts a text of any length, as `llama-perplexity` counts it.
+
+        Args:
+            text: A text or token ids.
+            window: The text is cut into windows of so many tokens, without the rest. In the second half of each, every token is
+                predicted after all of the window before it.
+            n_windows: How many windows to take at most; None: all.
+            progress: Is told how many windows are computed, of how many, and their perplexity.
+
+        Raises:
+            AuguryError: By its kind: a text shorter than a window, or a window that does not fit into the context.
+        """
+        tokenizer = self.tokenizer
+        ids = tokenizer.encode(text) if tokenizer is not None and isinstance(text, str) else text
+        # a text is longer than the context, which only a window has to fit into; without a tokenizer it is refused there
+        tokens = self._tokens(ids, None) if isinstance(ids, str) else checked_tokens(ids, self._n_vocab, n_ctx=None)
+        bos = tokenizer.bos if tokenizer is not None and tokenizer.add_bos else None
+        windows = windows_of(tokens, window, n_windows, bos)
+        found: list[np.ndarray] = []
+        for start in range(0, len(windows), n_at_once := self._context.spec.n_slots):
+            found += self.logprobs(list(windows[start : start + n_at_once]), first=window // 2 + 1)
+            if progress is not None:
+                progress(len(found), len(windows), Perplexity.of(found))
+        return Perplexity.of(found)
+
     def embed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
         """Embeddings: the inputs of the output's matrix. The slots used forget their contents.
 
@@ -152,7 +206,7 @@ class Evaluations(ABC):
 def _evaluate(loop: Loop, context: EngineContext, tokens: np.ndarray, rows: np.ndarray) -> Steps:
     logits = np.empty((len(rows), context.info.n_vocab), np.float32)
 
-    def read(_: int, start: int, stop: int, passed: Pass, __: int) -> None:
+    def read(_: int, start: int, stop: int, passed: Pass, *__: int) -> None:
         first, last = np.searchsorted(rows, (start, stop))
         logits[first:last] = passed.rows()
 
@@ -171,15 +225,12 @@ def _score(
     """Only the probabilities are kept of each pass."""
     scored = [[PromptToken(int(text[0]), spell(int(text[0])))] for text in texts]
 
-    def read(text: int, start: int, stop: int, passed: Pass, first: int) -> None:
-        if n_vocab < context.info.n_vocab:
-            passed = passed.first(n_vocab)
+    def read(text: int, start: int, stop: int, passed: Pass, first: int, _: int) -> None:
+        passed = _narrowed(passed, context, n_vocab)
         following = texts[text][start + 1 : stop + 1].tolist()  # none after the last
         rows = np.arange(first, first + len(following), dtype=np.int32)
         for token, row, ids, values in zip(following, rows.tolist(), *passed.top_k(rows, n_top), strict=True):
-            logit, normalizer = float(passed.gather(row, np.array([token], np.int32))[0]), passed.log_normalizer(row)
-            if not np.isfinite(normalizer):
-                raise ModelFileError("the model's logits are not finite numbers; its weights are probably damaged")
+            logit, normalizer = _logit_and_normalizer(passed, row, token)
             top = (TokenLogprob(i, x - normalizer, spell(i)) for i, x in zip(ids.tolist(), values.tolist(), strict=True))
             rank = 1 + int(np.count_nonzero(passed.row(row) > logit))
             scored[text].append(PromptToken(token, spell(token), logit - normalizer, rank, tuple(top)))
@@ -188,12 +239,37 @@ def _score(
     yield scored
 
 
+def _logprobs(loop: Loop, context: EngineContext, texts: Sequence[np.ndarray], first: int, n_vocab: int) -> Steps:
+    found = [np.empty(max(len(text) - first, 0)) for text in texts]
+
+    def read(text: int, start: int, stop: int, passed: Pass, _: int, row: int) -> None:
+        passed = _narrowed(passed, context, n_vocab)
+        begin, following = max(start + 1, first), texts[text][max(start + 1, first) : stop + 1].tolist()
+        for i, token in enumerate(following):
+            logit, normalizer = _logit_and_normalizer(passed, row + i, token)
+            found[text][begin - first + i] = logit - normalizer
+
+    yield from _read(loop, context, texts, np.arange(first - 1, max(map(len, texts))), (), read)
+    yield found
+
+
+def _narrowed(passed: Pass, context: EngineContext, n_vocab: int) -> Pass:
+    return passed.first(n_vocab) if n_vocab < context.info.n_vocab else passed
+
+
+def _logit_and_normalizer(passed: Pass, row: int, token: int) -> tuple[float, float]:
+    normalizer = passed.log_normalizer(row)
+    if not np.isfinite(normalizer):
+        raise ModelFileError("the model's logits are not finite numbers; its weights are probably damaged")
+    return float(passed.gather(row, np.array([token], np.int32))[0]), normalizer
+
+
 def _embed(loop: Loop, context: EngineContext, texts: Sequence[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
     if "output" not in context.model.features:
         raise UnsupportedError("this backend has no embeddings; load the model with another one")
     embeddings: list[Any] = [[] for _ in texts]
 
-    def read(text: int, start: int, stop: int, passed: Pass, first: int) -> None:
+    def read(text: int, start: int, stop: int, passed: Pass, first: int, _: int) -> None:
         values = passed.features("output")[first : first + stop - start]
         if pooling == "mean":
             before = embeddings[text] if start else np.zeros(values.shape[1])
@@ -219,7 +295,7 @@ def _hidden_states(loop: Loop, context: EngineContext, texts: Sequence[np.ndarra
         raise UnsupportedError(f"{context.info.name} tells no hidden states {missing[0]!r}; expected some of: {known}")
     found = [{name: np.empty((len(text), widths[name]), np.float32) for name in names} for text in texts]
 
-    def read(text: int, start: int, stop: int, passed: Pass, first: int) -> None:
+    def read(text: int, start: int, stop: int, passed: Pass, first: int, _: int) -> None:
         for name, values in found[text].items():
             values[start:stop] = passed.features(name)[first : first + stop - start]
 
@@ -233,11 +309,11 @@ def _read(
     texts: Sequence[np.ndarray],
     rows: np.ndarray,
     features: tuple[str, ...],
-    read: Callable[[int, int, int, Pass, int], None],
+    read: Callable[[int, int, int, Pass, int, int], None],
 ) -> Steps:
     """Compute as many texts at once as slots are free, with the logits of the positions `rows`, (r,) rising.
 
-    `read` gets the text, from and to where a pass went on with it, the pass, and where in it that is.
+    `read` gets the text, from and to where a pass went on with it, the pass, and the first of its tokens and rows for that.
     """
     waiting = deque(range(len(texts)))
     places: dict[int, tuple[int, int]] = {}  # by text: its slot, and how many of its tokens are computed
@@ -252,12 +328,12 @@ def _read(
                     feeds.append((text, start, context.prepare(slot, tokens, (rows[first:last] - start).astype(np.int32))))
                     n_left -= len(tokens)
             if feeds:
-                passed, at = context.forward([feed for *_, feed in feeds], features), 0
+                passed, at, row = context.forward([feed for *_, feed in feeds], features), 0, 0
                 passed.wait()
                 for text, start, feed in feeds:
                     stop = start + len(feed.tokens)
-                    read(text, start, stop, passed, at)
-                    at += feed.n_tokens
+                    read(text, start, stop, passed, at, row)
+                    at, row = at + feed.n_tokens, row + np.size(feed.rows)
                     context.commit(feed)
                     places[text] = feed.slot, stop
                     if stop == len(texts[text]):

@@ -116,17 +116,17 @@ _KNOWN = {*_OF_SAMPLING, *_GIVEN, "constraint", "prediction", "stop_token_ids", 
 _OF_TEMPLATES = {"messages", "tools", "chat_template_kwargs"}  # which the engine takes
 
 
-def checked_tokens(prompt: Any, *, n_vocab: int, n_ctx: int) -> np.ndarray:
+def checked_tokens(prompt: Any, n_vocab: int, *, n_ctx: int | None) -> np.ndarray:
     """A prompt's tokens, (p,) int32, checked against a model.
 
     Raises:
         OptionError: They are no token ids, none at all, or outside the vocabulary.
-        PromptTooLongError: They do not fit into a sequence.
+        PromptTooLongError: They do not fit into a sequence of `n_ctx`; None: any number does.
     """
     tokens = _ids(prompt, "the prompt", n_vocab)
     if len(tokens) == 0:
         raise OptionError("the prompt is empty, expected at least one token; this model adds none of its own")
-    if len(tokens) > n_ctx:
+    if n_ctx is not None and len(tokens) > n_ctx:
         raise PromptTooLongError(len(tokens), n_ctx)
     return tokens
 

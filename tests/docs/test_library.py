@@ -12,4 +12,4 @@ def test_the_examples_run(capsys):
     with toy_engine() as engine:
         for example in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
             exec(example, {"engine": engine})
-    assert len(capsys.readouterr().out.splitlines()) == 17
+    assert len(capsys.readouterr().out.splitlines()) == 18

@@ -1,0 +1,57 @@
+"""`augury perplexity`: how well a model predicts a text."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import attrs
+
+from augury.cli.model_flags import add_model_flags, load_engine
+from augury.cli.parser import count
+from augury.cli.progress import ProgressDisplay
+from augury.cli.report import print_json, print_lines, say
+from augury.cli.text_file import read_text
+from augury.engine.perplexity import WINDOW, Perplexity
+from augury.registry import Registry
+
+
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "perplexity",
+        help="measure how well a model predicts a text",
+        description="Measure how well a model predicts a text. Windows are those of llama-perplexity, so that figures compare: "
+        "in the second half of each, every token is predicted after all before it.",
+    )
+    parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="the text, in UTF-8")
+    parser.add_argument("--chunks", type=count(least=1), metavar="N", help="take the first N windows (default: all)")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    add_model_flags(parser, registry, argv, n_slots=1)
+    parser.set_defaults(ctx_size=WINDOW, run=_run)
+    parser.show_first("-f --chunks --json -m -c -t -ngl", words=("model",))
+
+
+def _run(args: argparse.Namespace) -> int:
+    text = read_text(args.file)
+    with load_engine(args, ["none"], None) as engine, ProgressDisplay() as progress:
+        start, window = perf_counter(), engine.config["n_ctx"]
+        found = engine.perplexity(
+            text, window=window, n_windows=args.chunks, progress=lambda done, n, _: progress("windows", done, n)
+        )
+        seconds, n_read = perf_counter() - start, found.n_windows * window
+        name = engine.config["model"]
+    if args.json:
+        print_json({"model": name, "window": window, **attrs.asdict(found), "seconds": seconds})
+    else:
+        print_lines([f"perplexity {found.value:.4f} ± {found.error:.4f}"])
+        say(_line(found, window, n_read / seconds))
+    return 0
+
+
+def _line(found: Perplexity, window: int, speed: float) -> str:
+    windows = "1 window" if found.n_windows == 1 else f"{found.n_windows} windows"
+    return f"{windows} of {window} tokens, {found.n_tokens} tokens predicted | {speed:.1f} tok/s"
