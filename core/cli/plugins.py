@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 from attrs import asdict
@@ -53,25 +54,28 @@ def _lines(records: list[PluginRecord]) -> list[str]:
     rows += [
         [record.kind, record.name, record.distribution, record.version, ", ".join(record.plugin.aliases)] for record in records
     ]
-    aligned = align_rows(rows)
-    n_head = len(aligned) - len(records)  # 0 in a narrow terminal
-    lines = aligned[:n_head]
-    for record, head in zip(records, aligned[n_head:], strict=True):
-        lines.append(head)
-        reason, note, devices = _backend_facts(record.plugin)
-        if reason is not None:
-            lines.append(fold("    ", f"cannot run here: {reason}", " " * 8))
-        if note is not None:
-            lines.append(fold("    ", note, " " * 8))
-        for device in devices:
-            memory = f"{device.n_bytes_free >> 20} of {device.n_bytes >> 20} MiB free"
-            lines.append(fold("    ", f"device {device.name}: {device.description}, {memory}", " " * 8))
-        for option in options_of(record.plugin.options_class).values():
-            choices = f"one of {', '.join(option.choices)}" if option.choices else ""
-            default = "" if option.default is None else f"default: {option.default}"
-            facts = "; ".join(text for text in (default, option.range, choices) if text)
-            lines.append(fold("    ", f"{option.name}: {option.help}" + (f" ({facts})" if facts else ""), " " * 8))
+    lines = align_rows(rows)
+    for record in records:
+        if notes := list(_notes(record.plugin)):
+            lines += ["", f"{record.kind} {record.name}", *(fold("    ", note, " " * 8) for note in notes)]
     return lines
+
+
+def _notes(plugin: type[Plugin]) -> Iterator[str]:
+    """What a plugin needs and can be told: of a backend what it computes on, of all their options."""
+    reason, note, devices = _backend_facts(plugin)
+    if reason is not None:
+        yield f"cannot run here: {reason}"
+    if note is not None:
+        yield note
+    for device in devices:
+        memory = f"{device.n_bytes_free >> 20} of {device.n_bytes >> 20} MiB free"
+        yield f"device {device.name}: {device.description}, {memory}"
+    for option in options_of(plugin.options_class).values():
+        choices = f"one of {', '.join(option.choices)}" if option.choices else ""
+        default = "" if option.default is None else f"default: {option.default}"
+        facts = "; ".join(text for text in (default, option.range, choices) if text)
+        yield f"{option.name}: {option.help}" + (f" ({facts})" if facts else "")
 
 
 def _backend_facts(plugin: type[Plugin]) -> tuple[str | None, str | None, list[DeviceInfo]]:

@@ -333,8 +333,9 @@ def test_plugins_are_listed_with_options(capsys):
 )
 def test_plugins_are_found_by_kind_and_by_any_of_their_names(capsys, names, found):
     assert {each["name"] for each in json.loads(run(capsys, "plugins", *names, "--json")[1])["plugins"]} == found
-    lines = run(capsys, "plugins", *names)[1].splitlines()
-    assert {line.split()[1] for line in lines[1:] if not line.startswith(" ")} == found
+    table, *notes = run(capsys, "plugins", *names)[1].split("\n\n")
+    assert {line.split()[1] for line in table.splitlines()[1:]} == found
+    assert {note.split()[1] for note in notes} <= found
     assert run(capsys, "plugins", "nobody")[2].startswith("augury: no plugin, kind or package is called nobody; ")
 
 
@@ -435,7 +436,7 @@ def test_a_prompt_comes_from_standard_input_and_an_empty_one_is_an_error():
     assert "-p TEXT" in ended.stderr
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["plugins"], ["--version"]])
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["plugins", "--json"], ["--version"]])
 def test_what_needs_no_model_imports_nothing_heavy(words):
     heavy = ("numba", "rich", "tokenizers", "gguf", "jinja2", "huggingface_hub", "prompt_toolkit", "sentencepiece", "structlog")
     code = (
