@@ -1,25 +1,179 @@
-"""Grammars, in llguidance's Lark, of arguments that a template writes one by one."""
+"""Arguments that a template writes one by one, as its `Keys` say: read as they stream, and forced by a grammar."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import Factory, define, evolve
 
 from augury.errors import OptionError
 from augury.plugins.constraints.schema import resolved
-from augury.plugins.server.tools.format import KEY, TYPE, Keys
-from augury.plugins.server.tools.notation import types
+from augury.plugins.server.tools.format import KEY, PYTHON, TYPE, Keys, flexible
+from augury.plugins.server.tools.notation import TYPES, Pieces, Source, escaped, typed, types, value
 
-_OTHERS = ("integer", "number", "boolean", "null", "object", "array")
 _N_FREE = 64  # arguments of a function that names none, and items of an array that does not tell
+_ANY = "(?s:.*)"
+
+
+def arguments(
+    source: Source,
+    keys: Keys,
+    schema: Any,
+    end: str,
+    root: Mapping[str, Any] | None = None,
+    *,
+    is_array: bool = False,
+) -> Pieces[bool]:
+    """Read arguments, told as a JSON object. Returns whether they are complete.
+
+    Args:
+        source: The text from the first key on, from which they are taken.
+        keys: How they are written.
+        schema: Of all of them, which tells the types of values without quotes.
+        end: The mark after them.
+        root: The schema that holds this one, if it is another.
+        is_array: Whether they are items of an array.
+    """
+    root = root or schema
+    yield "[" if is_array else "{"
+    told, mark, between = list[str](), keys.before_key.strip(), keys.between.strip()
+    while True:
+        yield from source.spaces()
+        if told and between and source.text.startswith(between):
+            source.take(len(between))
+            continue
+        yield from source.may_be(end)
+        if end and source.text.startswith(end if mark else end[0]):
+            break
+        yield from source.may_be(mark)
+        if not source.text.startswith(mark) or (found := (yield from _key(source, keys, len(mark)))) is None:
+            break
+        key, is_text = found
+        yield ("," if told else "") + ("" if is_array else json.dumps(key, ensure_ascii=False) + ":")
+        inner = _inner(schema, root, key, is_array=is_array)
+        if not (yield from _value(source, keys, key, inner, root, end, is_text=is_text)):
+            return False
+        told.append(key)
+    if source.text.startswith(end):
+        source.take(len(end))
+    elif source.is_whole:
+        return False
+    for key in () if is_array else (key for key in _left_out(schema, root, keys) if key not in told):
+        yield ("," if told else "") + json.dumps(key, ensure_ascii=False) + ":null"
+        told.append(key)
+    yield "]" if is_array else "}"
+    return True
+
+
+def _value(
+    source: Source, keys: Keys, key: str, schema: Any, root: Mapping[str, Any], end: str, *, is_text: bool | None
+) -> Pieces[bool]:
+    """Read a value, after which another argument or the end of all comes. Returns whether it ends."""
+    allowed = types(schema, root)
+    is_text = allowed == {"string"} if is_text is None else is_text
+    opening, closing = keys.quotes[0]
+    after = (keys.after_text if is_text else keys.after_value).replace(KEY, key)
+    if keys.is_literal:
+        yield from source.spaces()
+        if not (keys.is_raw and len(opening) == 1 and source.text.startswith(opening)):
+            return (yield from value(source, opening))
+    if keys.item and not is_text:
+        yield from source.may_be(after.strip())
+        yield from source.may_be(first := keys.before_key + keys.item + keys.before_text)
+        if source.text.startswith(keys.before_key) and not source.text.startswith(after.strip()):
+            is_array = source.text.startswith(first) and allowed != {"object"}
+            return (yield from arguments(source, keys, schema, after.strip(), root, is_array=is_array))
+    yield from source.may_be(opening)
+    ending = _exactly(after)
+    if opening and source.text.startswith(opening):
+        source.take(len(opening))
+        is_text, ending = True, _followed(closing, keys, end) if keys.is_literal else _exactly(closing + after)
+    if is_text:
+        yield '"'
+    held = yield from _up_to(source, *ending, is_text=is_text)
+    if held is not None and is_text:
+        yield '"'
+    elif held is not None:
+        is_empty = keys.item and not held.strip()
+        empty = "[]" if "array" in allowed else "{}" if "object" in allowed else '""'
+        yield empty if is_empty else typed(held, schema, root)
+    return held is not None
+
+
+def _up_to(source: Source, ending: re.Pattern[str], half: re.Pattern[str], *, is_text: bool) -> Pieces[str | None]:
+    """Take a text and its ending, of which half may have arrived. Returns the text, or None if it does not end."""
+    text = ""
+    while True:
+        whole = ending.search(source.text)
+        part = None if source.is_whole else half.search(source.text)
+        stops = [found.start() for found in (whole, part) if found is not None]
+        text += (piece := source.take(min(stops, default=len(source.text))))
+        if is_text:
+            yield escaped(piece)
+        if whole is not None and (part is None or whole.start() < part.start()):
+            source.take(len(whole[0]))
+            return text
+        if source.is_whole:
+            return None
+        yield None
+
+
+def _exactly(text: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """The ending that a text is, with the line break before it, and its half."""
+    mark, line = text.strip(), "\n?" if text.startswith("\n") else ""
+    half = "".join(f"(?:{re.escape(letter)}" for letter in mark[:-1]) + ")?" * len(mark[:-1])
+    return re.compile(line + re.escape(mark)), re.compile(rf"{line}{half}\Z")
+
+
+def _followed(quote: str, keys: Keys, end: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """The quote that ends a string without escapes, because another argument or the end follows, and its half."""
+    between, equals, after = map(re.escape, (keys.between.strip(), keys.before_value.strip(), end))
+    ending = re.compile(rf"{quote}(?=\s*(?:{between}\s*[\w.-]+\s*{equals}|{after}\s*(?:[^\w\s]|$)))")
+    return ending, re.compile(rf"{quote}\s*(?:{between}\s*[\w.-]*\s*|{after}\s*)?\Z")
+
+
+def _key(source: Source, keys: Keys, start: int) -> Pieces[tuple[str, bool | None] | None]:
+    """A key, and whether its value is marked as a string; None for that where nothing tells."""
+    as_text, as_value = re.escape(keys.before_text.rstrip("\n")), flexible(keys.before_value.rstrip("\n"))
+    is_told = keys.before_text != keys.before_value
+    marks = rf"(?P<text>{as_text})|(?P<value>{as_value})" if is_told else as_value
+    pattern = re.compile(rf"(?P<key>[^\n]*?)(?:{marks})")
+    while (found := pattern.match(source.text, start)) is None or found.end() == len(source.text):
+        if source.is_whole:
+            return None
+        yield None
+    is_text = (found["text"] is not None) if is_told else None
+    source.take(found.end())
+    if keys.before_text.endswith("\n"):
+        source.text = source.text.removeprefix("\n")
+    return found["key"].strip(), is_text
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    return resolved(schema, root) if isinstance(schema, Mapping) else {}
+
+
+def _inner(schema: Any, root: Mapping[str, Any], key: str, *, is_array: bool = False) -> Any:
+    """The schema of an argument, or of an item."""
+    found = _resolved(schema, root)
+    if is_array:
+        return found.get("items")
+    properties = found.get("properties")
+    return properties[key] if isinstance(properties, Mapping) and key in properties else found.get("additionalProperties")
+
+
+def _left_out(schema: Any, root: Mapping[str, Any], keys: Keys) -> list[str]:
+    """The arguments that a schema wants, and that are absent if they are null."""
+    wanted = [] if keys.words[2] else _resolved(schema, root).get("required") or []
+    return [key for key in wanted if isinstance(key, str) and "null" in types(_inner(schema, root, key), root)]
 
 
 @define
-class KeyedArguments:
-    """Writes the rules of one function's arguments.
+class ArgumentRules:
+    """Writes the rules, in llguidance's Lark, of one function's arguments.
 
     Attributes:
         keys: How the template writes them.
@@ -42,111 +196,114 @@ class KeyedArguments:
 
     def body(self) -> str:
         """The part of a rule that all arguments are: those of the schema, in its order, with what is between them."""
-        return self._members(self.name, self.root)
+        return self._members(self.name, self.root, self.keys)
 
-    @property
-    def _is_nested(self) -> bool:
-        """Whether objects and arrays are written in the template's own way, and not as JSON."""
-        return bool(self.keys.item) or len(self.keys.quote) > 1
-
-    def _members(self, name: str, schema: Mapping[str, Any]) -> str:
-        found = resolved(schema, self.root)
+    def _members(self, name: str, schema: Mapping[str, Any], keys: Keys) -> str:
+        found, separator = resolved(schema, self.root), self.literal(keys.between)
         properties: Mapping[str, Any] = found.get("properties") or {}
-        separator = self.literal(self.keys.between)
+        if not properties and found.get("additionalProperties") is False:
+            return '""'
         if not properties:
-            return self._free(name, found.get("additionalProperties"), separator)
-        required = found.get("required") or ()
+            one = self._one(f"{name}_any", KEY, found.get("additionalProperties"), keys)
+            return f"({one} ({separator} {one}){{0,{_N_FREE}}})?"
+        required = {*(found.get("required") or ())} - {*_left_out(found, self.root, keys)}
         first, later = '""', '""'
         for i, (key, each) in reversed(list(enumerate(properties.items()))):
-            one = self._one(f"{name}_{i}", self.literal(self.keys.before_key + key), key, each)
+            if not keys.words[2] and types(each, self.root) == {"null"}:
+                continue
+            one = self._one(f"{name}_{i}", key, each, keys)
             self.rules += [f"{name}_first_{i}: {one} {later}" + ("" if key in required else f" | {first}")]
             is_any = "" if key in required else "?"
             self.rules += [f"{name}_later_{i}: ({separator} {one}){is_any} {later}"]
             first, later = f"{name}_first_{i}", f"{name}_later_{i}"
         return first
 
-    def _free(self, name: str, schema: Any, separator: str) -> str:
-        """Arguments of any names."""
-        if schema is False:
-            return '""'
-        one = self._one(f"{name}_any", self.literal(self.keys.before_key + KEY), KEY, schema)
-        return f"({one} ({separator} {one}){{0,{_N_FREE}}})?"
-
-    def _one(self, name: str, before: str, key: str, schema: Any, keys: Keys | None = None) -> str:
-        """The rule of an argument or an item, by what is written up to its key."""
-        values = self._values(name, key, schema, keys or self.keys)
-        self.rules.append(f"{name}: {before} ({' | '.join(dict.fromkeys(values))})")
+    def _one(self, name: str, key: str, schema: Any, keys: Keys) -> str:
+        """The rule of an argument or an item."""
+        values = dict.fromkeys(self._values(name, key, schema, keys))
+        self.rules.append(f"{name}: {self.literal(keys.before_key + key)} ({' | '.join(values)})")
         return name
 
     def _values(self, name: str, key: str, schema: Any, keys: Keys) -> Iterator[str]:
         """What may follow a key, for each alternative of its schema; text without a mark is read as whichever it fits."""
-        is_free = False
-        is_told = keys.before_text != keys.before_value or bool(keys.quote)
-        alternatives = list(_alternatives(schema if isinstance(schema, Mapping) else {}, self.root))
-        kinds = [types(each, self.root) or ({"string", *_OTHERS} if self._is_nested else {"string"}) for each in alternatives]
+        alternatives = list(_alternatives(_resolved(schema, self.root), self.root))
+        untold = TYPES if keys.is_literal or keys.item else {"string"}
+        kinds = [types(each, self.root) or untold for each in alternatives]
+        is_told, is_free = keys.before_text != keys.before_value or keys.is_literal, False
         for i, (each, allowed) in enumerate(zip(alternatives, kinds, strict=True)):
             if "string" in allowed:
-                is_free |= _is_any(each)
-                yield from self._texts(f"{name}_text_{i}", key, each, keys)
+                is_free |= not each.keys() & {"enum", "const"} and _expression(each) == _ANY
+                yield from self._strings(f"{name}_text_{i}", key, each, keys)
+        after = self.literal(keys.after_value.replace(KEY, key))
         for each, allowed in zip(alternatives, kinds, strict=True):
-            others = [] if is_free and not is_told else [kind for kind in _OTHERS if kind in allowed]
-            after = self.literal(keys.after_value.replace(KEY, key))
-            for group in [[kind] for kind in others] if TYPE in keys.before_value else [others] if others else []:
-                word = keys.integer if group[0] == "integer" else group[0]
-                yield f"{self.literal(keys.before_value.replace(TYPE, word))} {self._other(each, group)} {after}"
+            others = [] if is_free and not is_told else sorted(allowed - {"string"})
+            for group in [[kind] for kind in others] if TYPE in keys.before_value else [others]:
+                if written := self._others(each, group, keys):
+                    word = keys.integer if group[0] == "integer" else group[0]
+                    yield f"{self.literal(keys.before_value.replace(TYPE, word))} ({' | '.join(written)}) {after}"
 
-    def _texts(self, name: str, key: str, schema: Mapping[str, Any], keys: Keys) -> Iterator[str]:
+    def _strings(self, name: str, key: str, schema: Mapping[str, Any], keys: Keys) -> Iterator[str]:
         """Strings, from the end of their key on."""
         before, end = self.literal(keys.before_text), keys.after_text.replace(KEY, key)
-        after = self.literal(end)
-        if keys.quote == '"' and not keys.is_raw:
+        choices, after = _choices(schema), self.literal(end)
+        if not keys.is_raw and keys.quotes[0][0] == '"':
             yield f"{before} {self.as_json({**schema, 'type': 'string'})} {after}"
-            return
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(choices, list):
-            texts = [self.literal(f"{keys.quote}{each}{keys.quote}") for each in choices if isinstance(each, str)]
-            if texts:
-                yield f"{before} ({' | '.join(texts)}) {after}"
-            return
-        expression = _expression(schema)
-        if keys.wrap[0]:
-            self.rules.append(self.until(f"{name}_wrapped", expression, keys.wrap[1] + end))
-            yield f"{before} {self.literal(keys.wrap[0])} {name}_wrapped"
-            expression = f"([^{keys.wrap[0][0]}]{_ANY})?" if expression == _ANY else expression
-        self.rules.append(self.until(name, expression, keys.quote or end))
-        yield f"{before} {self.literal(keys.quote)} {name} {after if keys.quote else ''}"
+        elif choices is not None:
+            for each in (each for each in choices if isinstance(each, str)):
+                texts = [f"{one}{each}{other}" for one, other in keys.quotes] if keys.is_raw else [repr(each)]
+                yield from (f"{before} {self.literal(text)} {after}" for text in texts)
+        elif not keys.is_raw:
+            self.rules.append(f"{name.upper()}: {_in_python(schema)}")
+            yield f"{before} {name.upper()} {after}"
+        else:
+            expression = _expression(schema)
+            for i, (opening, closing) in enumerate(keys.quotes):
+                if i and expression == _ANY:
+                    expression = f"([^{keys.quotes[0][0][0]}]{_ANY})?"
+                self.rules.append(self.until(f"{name}_{i}", expression, closing + end))
+                yield f"{before} {self.literal(opening)} {name}_{i}"
 
-    def _other(self, schema: Mapping[str, Any], allowed: list[str]) -> str:
-        """A value that is no string."""
-        words = {"boolean": '"True" | "False"', "null": '"None"'} if self.keys.quote in ("'", '"') else {}
-        found = [words[each] for each in allowed if each in words]
-        nested = [each for each in allowed if each in ("object", "array") and self._is_nested]
-        found += [self._own(schema, each) for each in nested]
-        if others := [each for each in allowed if each not in words and each not in nested]:
+    def _others(self, schema: Mapping[str, Any], kinds: Sequence[str], keys: Keys) -> list[str]:
+        """Values that are no strings."""
+        choices, found, as_json = _choices(schema), list[str](), list[str]()
+        words: dict[str, dict[Any, str]] = {
+            "boolean": {True: keys.words[0], False: keys.words[1]},
+            "null": {None: keys.words[2]},
+        }
+        for kind in kinds:
+            if kind in words:
+                own = words[kind].items()
+                found += [self.literal(word) for each, word in own if word and any(each is one for one in choices or (each,))]
+            elif (style := keys.objects if kind == "object" else keys.arrays if kind == "array" else "json") != "json":
+                found.append(self._nest(schema, kind, style))
+            else:
+                as_json.append(kind)
+        if as_json:
             definitions = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
-            found.append(self.as_json({**definitions, **schema, "type": others}))
-        return f"({' | '.join(found)})"
+            found.append(self.as_json({**definitions, **schema, "type": as_json}))
+        return found
 
-    def _own(self, schema: Mapping[str, Any], kind: str) -> str:
-        """The rule of an object or an array in the template's own way."""
-        told = json.dumps([kind, schema], sort_keys=True)
+    def _nest(self, schema: Mapping[str, Any], kind: str, style: str) -> str:
+        """The rule of an object or an array that is not written as JSON."""
+        told = json.dumps([kind, schema, style], sort_keys=True)
         if (known := self._nested.get(told)) is not None:
             return known
-        name = self._nested[told] = f"{self.name}_own_{len(self._nested)}"
-        marks = ("{}" if kind == "object" else "[]") if self.keys.quote else ("", "")
-        inner = self._members(name, schema) if kind == "object" else self._items(name, schema)
+        name, keys = f"{self.name}_own_{len(self._nested)}", PYTHON if style == "python" else self.keys
+        self._nested[told] = name
+        marks = ("{}" if kind == "object" else "[]") if keys.is_literal else ("", "")
+        inner = self._members(name, schema, keys) if kind == "object" else self._items(name, schema, keys)
         self.rules.append(f"{name}: {self.literal(marks[0])} {inner} {self.literal(marks[1])}")
         return name
 
-    def _items(self, name: str, schema: Mapping[str, Any]) -> str:
-        keys, separator = self.keys, self.literal(self.keys.between)
-        if keys.quote:  # which tell their own end
-            keys = evolve(keys, before_text="", before_value="", after_text="", after_value="")
-        value = self._one(f"{name}_item", self.literal(keys.before_key + keys.item), keys.item, schema.get("items"), keys)
+    def _items(self, name: str, schema: Mapping[str, Any], keys: Keys) -> str:
+        separator = self.literal(keys.between)
+        if keys.is_literal:
+            keys = evolve(keys, before_key="", before_text="", before_value="", after_text="", after_value="")
+        one = self._one(f"{name}_item", keys.item, schema.get("items"), keys)
         least, most = schema.get("minItems", 0), schema.get("maxItems", _N_FREE)
         if not most:
             return '""'
-        return f"({value} ({separator} {value}){{{max(least - 1, 0)},{most - 1}}}){'' if least else '?'}"
+        return f"({one} ({separator} {one}){{{max(least - 1, 0)},{most - 1}}}){'' if least else '?'}"
 
 
 def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any], n_refs: int = 8) -> Iterator[Mapping[str, Any]]:
@@ -162,12 +319,10 @@ def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any], n_refs: in
             yield from _alternatives({**rest, **each}, root, n_refs - 1)
 
 
-_ANY = "(?s:.*)"
-
-
-def _is_any(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema of strings asks for nothing more."""
-    return not schema.keys() & {"enum", "const"} and _expression(schema) == _ANY
+def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema names, if it does."""
+    found = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return found if isinstance(found, list) else None
 
 
 def _expression(schema: Mapping[str, Any]) -> str:
@@ -175,9 +330,17 @@ def _expression(schema: Mapping[str, Any]) -> str:
     pattern, least, most = schema.get("pattern"), schema.get("minLength", 0), schema.get("maxLength", "")
     if isinstance(pattern, str):
         if least or most:
-            told = "a pattern beside a length cannot be kept where the model writes strings without quotes"
+            told = "a pattern beside a length cannot be kept where the model does not write strings as JSON"
             raise OptionError(f"{told}; leave out one of them")
         start = "" if pattern.startswith("^") else _ANY
         end = "" if pattern.endswith("$") else _ANY
         return f"{start}({pattern.removeprefix('^').removesuffix('$')}){end}"
     return f"(?s:.{{{least},{most}}})" if least or most else _ANY
+
+
+def _in_python(schema: Mapping[str, Any]) -> str:
+    """The terminal of a string of a schema, as Python's `repr` writes it: a pattern allows no escapes."""
+    if isinstance(schema.get("pattern"), str):
+        return f"/'{_expression(schema).replace('/', chr(92) + '/')}'/ & /'[^'\\\\\\n]*'/"
+    n = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+    return rf"/'([^'\\\n]|\\['\\nrt]){n}'/ | (/\"([^\"\\\n]|\\[\\nrt]){n}\"/ & /.*'.*/)"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from typing import Literal
 
 from attrs import frozen
 
 INDEX, ID, KEY, TYPE, NAMED = "\x01", "\x02", "\x03", "\x04", "\x05"
 """Placeholders: a call's number, its id, an argument's key, its JSON type, and a call's name where that is written twice."""
+
+Notation = Literal["json", "python", "own"]
 
 NAME = r"[\w.:/@-]"
 _LEXEME = re.compile(r"</?[^\s<>]*>?|\[/?[A-Z_]+\]|```\w*|\w+|\s+|.", re.DOTALL)
@@ -34,17 +37,19 @@ def flexible(text: str) -> str:
 
 @frozen
 class Keys:
-    """How arguments are written one by one.
+    """How arguments are written one by one, and their values.
 
     Attributes:
         before_key: The text before a key.
         before_text, after_text: The text between a key and a string, and after the string.
         before_value, after_value: The same of other values.
         between: The text between arguments.
-        quote: The mark around strings, if values are written as a programming language does, so that they tell their own end.
-        is_raw: Whether strings between quotes know no escapes.
-        wrap: The marks around a string that could be taken for something else, as XML's `<![CDATA[` and `]]>`.
-        item: The key of the items of arrays, if arrays and objects are written as arguments are.
+        quotes: The marks around strings, pairs of which the first are for those that could be taken for something else, as
+            XML's `<![CDATA[` and `]]>`; ("", "") where there are none.
+        is_raw: Whether strings know no escapes.
+        words: What true, false and null are; nothing for null where arguments are left out that are null.
+        arrays, objects: How these are written: as JSON, as a Python literal, or as all arguments.
+        item: The key of the items of arrays, if arrays are written as arguments are.
         integer: The word for the type of integers, if types are written.
     """
 
@@ -54,11 +59,23 @@ class Keys:
     before_value: str
     after_value: str
     between: str = ""
-    quote: str = ""
-    is_raw: bool = False
-    wrap: tuple[str, str] = ("", "")
+    quotes: tuple[tuple[str, str], ...] = (("", ""),)
+    is_raw: bool = True
+    words: tuple[str, str, str] = ("true", "false", "null")
+    arrays: Notation = "json"
+    objects: Notation = "json"
     item: str = ""
     integer: str = "integer"
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether values tell their own end, as a programming language's do."""
+        return bool(self.quotes[-1][0])
+
+
+IN_PYTHON = ("True", "False", "None")
+PYTHON = Keys("'", "': ", "", "': ", "", ", ", (("'", "'"),), False, IN_PYTHON, "python", "python")
+"""How Python writes a dictionary."""
 
 
 @frozen
@@ -104,7 +121,16 @@ class ToolFormat:
     def texts(self) -> tuple[str, ...]:
         """All that it writes beside names and arguments."""
         keys = self.keys
-        more = () if keys is None else (keys.before_key, keys.before_text, keys.after_text, keys.before_value, keys.after_value)
+        more: tuple[str, ...] = ()
+        if keys is not None:
+            more = (
+                keys.before_key,
+                keys.before_text,
+                keys.after_text,
+                keys.before_value,
+                keys.after_value,
+                *sum(keys.quotes, ()),
+            )
         around = (self.begin, self.before_name, self.before_arguments, self.after_arguments, self.between, self.end)
         headers = (self.final, self.analysis, self.message_end, self.message_start)
         return (*around, *more, *headers, *self.triggers)
@@ -208,7 +234,7 @@ LFM2 = ToolFormat(
     begin="<|tool_call_start|>[",
     between=", ",
     end="]<|tool_call_end|>",
-    keys=Keys("", "=", "", "=", "", ", ", '"'),
+    keys=Keys("", "=", "", "=", "", ", ", (('"', '"'),), is_raw=False, words=IN_PYTHON, arrays="python"),
 )
 GRANITE = ToolFormat("granite", '{"name": "', '", "arguments": ', "}", begin="<|tool_call|>[", between=", ", end="]")
 HARMONY = ToolFormat(

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from augury.errors import OptionError
 from augury.plugins.constraints.schema import demands
-from augury.plugins.server.tools.arguments import KeyedArguments
+from augury.plugins.server.tools.arguments import ArgumentRules
 from augury.plugins.server.tools.format import ID, INDEX, KEY, NAMED, ToolFormat
 from augury.plugins.server.tools.notation import TYPES, types
 
@@ -111,7 +111,7 @@ class AnswerGrammar:
         before = self._literal((before_name + NAMED + form.before_arguments).replace(NAMED, described["name"]))
         body = _json(schema, name)  # which checks it, however it is written
         if form.keys is not None:
-            written = KeyedArguments(form.keys, schema, rule, self._literal, self._up_to, lambda part: _json(part, name))
+            written = ArgumentRules(form.keys, schema, rule, self._literal, self._up_to, lambda part: _json(part, name))
             body = written.body()
             rules += written.rules
         return f"{before} {body} {self._literal(form.after_arguments)}"

@@ -28,6 +28,7 @@ from augury.plugins.server.tools.format import (
     NAMED,
     TYPE,
     Keys,
+    Notation,
     ToolFormat,
     described,
     lexemes,
@@ -229,14 +230,28 @@ class _Learner:
         is_quoted = quote and before_value + quote == keys.before_text and keys.after_text == quote + after_value
         start = text.find(_SPECIAL, at[2])
         if is_quoted:
-            is_raw = start >= 0 and len(quote) == 1
-            keys = evolve(keys, before_text=before_value, after_text=after_value, quote=quote, is_raw=is_raw)
-            return evolve(keys, before_value=before_value, after_value=after_value)
-        wrap, rest = text[at[2] + len(keys.before_text) : start], text[start + len(_SPECIAL) :]
-        if start >= 0 and wrap:
-            keys = evolve(keys, wrap=(wrap, rest[: _at(rest, keys.after_text.replace(KEY, _KEYS[2]))]))
+            keys = evolve(keys, before_text=before_value, after_text=after_value, quotes=((quote, quote),), is_raw=start >= 0)
+        else:
+            wrap, rest = text[at[2] + len(keys.before_text) : start], text[start + len(_SPECIAL) :]
+            if start >= 0 and wrap:
+                closing = rest[: _at(rest, keys.after_text.replace(KEY, _KEYS[2]))]
+                keys = evolve(keys, quotes=((wrap, closing), *keys.quotes))
         keys = evolve(keys, before_value=before_value, after_value=after_value)
-        return evolve(keys, item=self._item(keys)) if KEY in keys.after_text else keys
+        return self._with_words(evolve(keys, item=self._item(keys)) if KEY in keys.after_text else keys, text[n_true:][:4])
+
+    def _with_words(self, keys: Keys, true: str) -> Keys:
+        """The keys, with the notation of what is null, of arrays and of objects."""
+        text, inner = "", ([_TEXT, True], {_TEXT: True})
+        with suppress(AuguryError):
+            text = self._said(dict(zip(_KEYS, (None, *inner), strict=True)))
+        null = next((word for word in ("None", "null") if word in text), "")
+        own: Notation = "own" if keys.is_literal or keys.item else "json"
+        notations: dict[str, Notation] = {repr(_TEXT): "python", json.dumps(_TEXT): "json"}
+        styles = [
+            next((style for quoted, style in notations.items() if bracket + quoted in text), own) for bracket in ("[", "{")
+        ]
+        false = "False" if true == "True" else "false"
+        return evolve(keys, words=(true, false, null), arrays=styles[0], objects=styles[1])
 
     def _item(self, keys: Keys) -> str:
         """The key of an array's items, where they are written as arguments are; nothing where they are not."""

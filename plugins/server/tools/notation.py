@@ -43,6 +43,17 @@ class Source:
         taken, self.text = self.text[:n], self.text[n:]
         return taken
 
+    def spaces(self) -> Generator[None, None, None]:
+        """Read on to what is no white space."""
+        while not (rest := self.text.lstrip()) and not self.is_whole:
+            yield None
+        self.text = rest
+
+    def may_be(self, mark: str) -> Generator[None, None, None]:
+        """Wait while the text may still become one that begins with a mark."""
+        while not self.is_whole and self.text != mark and mark.startswith(self.text):
+            yield None
+
 
 def escaped(text: str) -> str:
     """A text within a JSON string."""

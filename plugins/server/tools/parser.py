@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from attrs import evolve
 
+from augury.plugins.server.tools.arguments import arguments
 from augury.plugins.server.tools.delta import Delta
 from augury.plugins.server.tools.format import NAMED, Keys, ToolFormat, flexible
-from augury.plugins.server.tools.keyed import arguments
 from augury.plugins.server.tools.notation import Pieces, Source, value, whole
 
 _ARGUMENTS = {"arguments", "parameters"}
@@ -107,7 +107,7 @@ class AnswerParser:
             text = self._source.text.lstrip()
             if framing := next((mark for mark in self._frame if text.startswith(mark)), None):
                 self._source.text = text.removeprefix(framing)
-                yield from self._spaces()
+                yield from self._source.spaces()
             elif (yield from self._calls(is_marked=True)):
                 return
             else:
@@ -128,8 +128,7 @@ class AnswerParser:
     def _opened(self) -> _Reading[bool]:
         """The beginning of an answer whose prompt ends with that of a call. Returns whether it is one."""
         plain = self._form.before_content
-        while not self._source.is_whole and plain.startswith(self._source.text) and plain != self._source.text:
-            yield None
+        yield from self._source.may_be(plain)
         if self._source.text.startswith(plain):
             self._source.take(len(plain))
             return False
@@ -147,7 +146,7 @@ class AnswerParser:
         if not (self._is_reasoning or begun.startswith(opening)):
             return False
         self._source.text = begun.removeprefix(opening)
-        yield from self._spaces()
+        yield from self._source.spaces()
         marks = (closing, *(self._form.triggers if self._has_tools else ()))
         while (yield from self._until("reasoning", marks)):
             if self._source.text.lstrip().startswith(closing):
@@ -156,7 +155,7 @@ class AnswerParser:
             if not (yield from self._is_closed(closing)) and (yield from self._calls(is_marked=True)):
                 return True
             yield from self._said("reasoning", self._trigger())
-        yield from self._spaces()
+        yield from self._source.spaces()
         return False
 
     def _is_closed(self, closing: str) -> _Reading[bool]:
@@ -170,11 +169,6 @@ class AnswerParser:
             at = max(0, len(self._source.text) - len(closing))
             yield None
         return begun is None
-
-    def _spaces(self) -> _Reading[None]:
-        while not (rest := self._source.text.lstrip()) and not self._source.is_whole:
-            yield None
-        self._source.text = rest
 
     def _until(self, kind: str, marks: Sequence[str], *, keeps_spaces: bool = False) -> _Reading[bool]:
         """Text up to the first of some marks and the white space before it, which are left. Returns whether there is one."""
@@ -284,7 +278,7 @@ class AnswerParser:
 
     def _arguments(self, *, is_read: bool = True) -> _Reading[None]:
         """A value, told as a call's arguments; of a text that holds JSON that, as soon as it is complete."""
-        yield from self._spaces()
+        yield from self._source.spaces()
         is_streamed = self._source.text.startswith("{")
         held, is_complete = yield from self._told(value(self._source), is_held=not (is_read and is_streamed))
         self.is_cut |= not is_complete and (self._source.is_whole or not held)
@@ -307,7 +301,7 @@ class AnswerParser:
                 yield Delta(call=self._n_calls, arguments=piece)
 
     def _by_key(self, keys: Keys, name: str) -> _Reading[None]:
-        yield from self._spaces()
+        yield from self._source.spaces()
         if self._source.text.startswith("{"):  # JSON all the same
             yield from self._arguments()
             return

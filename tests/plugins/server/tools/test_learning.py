@@ -161,6 +161,80 @@ def test_each_alternative_of_a_required_argument_is_kept(learnt, name):
     assert follows(grammar, _answer(template, form, ({"city": "2 or\n3"},)))
 
 
+MIXED = {
+    "path": {"type": "array", "items": {"type": ["string", "boolean", "null", "object"]}},
+    "where": {"type": "object", "properties": {"on": {"type": "boolean"}, "x": {"type": "array"}}},
+    "days": {"type": "integer"},
+    "is_metric": {"type": "boolean"},
+    "note": {"type": ["string", "null"]},
+}
+KEYED = sorted(
+    {path.stem for path in PATHS} & {*LIKELY, "cdata", "kimi-k3", "lfm2", "lfm25", "minimax-m2", "minimax-m3", "nemotron"}
+)
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_required_values_of_all_kinds_are_written_as_the_template_writes_them_and_come_back(learnt, name):
+    template, form = learnt[name]
+    schema = {"type": "object", "properties": MIXED, "required": [*MIXED]}
+    for path in (["a", "it's", 'say "no"', "b\\c"], [True, False, {"k": "v"}], []):
+        arguments = {"path": path, "where": {"on": True, "x": [1]}, "days": -3, "is_metric": False, "note": None}
+        text = _answer(template, form, (arguments,))
+        assert follows(_forced(form, MIXED), text)
+        (call,) = collect((parser := AnswerParser(form, None, {NAME: schema})).push(text) + parser.flush()).calls
+        assert json.loads(call.arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "other"),
+    [
+        ("lfm25", "path=['a', True, None]", 'path=["a", true, null]'),
+        ("lfm25", 'where={"on": true}', "where={'on': True}"),
+        ("lfm2", 'path=["a", true, null]', "path=['a', True, None]"),
+        ("cdata", "{'on': True}", '{"on": true}'),
+        ("cdata", "['a', True, None]", '["a", true, null]'),
+        ("gemma-4", ",None]", ",null]"),
+    ],
+)
+def test_no_other_notation_is_forced(learnt, name, own, other):
+    template, form = learnt[name]
+    grammar = _forced(form, {"path": MIXED["path"], "where": MIXED["where"]})
+    text = _answer(template, form, ({"path": ["a", True, None], "where": {"on": True}},))
+    assert own in text
+    assert follows(grammar, text)
+    assert not follows(grammar, text.replace(own, other))
+
+
+@pytest.mark.parametrize(
+    ("more", "fitting", "others"),
+    [
+        ({"enum": ["it's", "b"]}, "it's", ["c"]),
+        ({"maxLength": 3}, "a\n'", ["abcd"]),
+        ({"pattern": "^a+/$"}, "aa/", ["ab/", "a"]),
+    ],
+)
+def test_strings_within_python_s_lists_fit_their_schema(learnt, more, fitting, others):
+    for name in ("lfm25", "cdata"):
+        template, form = learnt[name]
+        grammar = _forced(form, {"path": {"type": "array", "items": {"type": "string", **more}}})
+        assert follows(grammar, _answer(template, form, ({"path": [fitting, fitting]},)))
+        for other in others:
+            assert not follows(grammar, _answer(template, form, ({"path": [other]},)))
+
+
+def test_an_argument_that_is_null_is_left_out_where_the_template_leaves_it_out(learnt):
+    template, form = learnt["minimax-m3"]
+    properties = {"city": {"type": "string"}, "note": {"type": ["string", "null"]}, "share": {"type": "null"}}
+    text = _answer(template, form, ({"city": "Rome", "note": None, "share": None},))
+    assert "note" not in text
+    for required in (["city", "note", "share"], ["city"]):
+        schema = {"type": "object", "properties": properties, "required": required}
+        tools = [{"name": NAME, "parameters": schema}]
+        assert follows(AnswerGrammar(form, TOKENIZER, None, is_reasoning=False).calls(tools, is_single=True), text)
+        (call,) = collect((parser := AnswerParser(form, None, {NAME: schema})).push(text) + parser.flush()).calls
+        assert json.loads(call.arguments) == {"city": "Rome"} | dict.fromkeys(required[1:])
+
+
 def test_messages_with_headers_are_told_apart(learnt):
     template, form = learnt["addressed"]
     asked = {"role": "user", "content": "Where?"}
