@@ -38,11 +38,11 @@ from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.trials import Trial
 from augury.speculation.verification import Synthetic, acceptance_rule
-from augury.text.chat_template import ChatTemplate, prompt_ids
+from augury.text.chat_template import ChatPrompt, ChatTemplate, prompt_ids
 from augury.text.tokenizer import Tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, Result
 
-Prompt = str | Sequence[int] | np.ndarray
+Prompt = str | Sequence[int] | np.ndarray | ChatPrompt
 Message = Mapping[str, Any]
 
 
@@ -245,7 +245,7 @@ class Engine(Evaluations):
         """Start a request and return at once; beyond the slots it waits for its turn.
 
         Args:
-            prompt: A text or token ids.
+            prompt: A text, token ids, or what `ChatTemplate.prompt` wrote.
             messages: Instead of a prompt: a conversation of mappings with `role` and `content`, for the model's chat template.
                 A last one of the role `assistant` is the answer's beginning. `content` may be missing beside `tool_calls`.
             tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.

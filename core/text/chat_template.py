@@ -11,6 +11,8 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from attrs import frozen
+
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.log import get_logger
 from augury.text.literal import LiteralTexts
@@ -20,7 +22,7 @@ from augury.text.template_habits import TemplateHabits, arguments_of, with_ids
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "arguments_of", "prompt_ids", "with_ids"]
+__all__ = ["ChatPrompt", "ChatTemplate", "arguments_of", "prompt_ids", "with_ids"]
 
 _KEY = "tokenizer.chat_template"
 _OWN_NAMES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
@@ -28,17 +30,20 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names that templat
 _ADVICE = "give a prompt instead of messages, or use another conversion of the model"
 
 
-class RenderedMessages(list[Mapping[str, Any]]):
-    """Messages and what a chat template wrote for them.
+@frozen
+class ChatPrompt:
+    """What a chat template wrote for a conversation, for `ChatTemplate.encode`.
 
     Attributes:
         text: What it wrote.
         separator: The character in it that divides the texts of control tokens in messages; None if they are tokens.
     """
 
-    def __init__(self, messages: Sequence[Mapping[str, Any]], text: str, separator: str | None = None) -> None:
-        super().__init__(messages)
-        self.text, self.separator = text, separator
+    text: str
+    separator: str | None = None
+
+    def __str__(self) -> str:
+        return self.text if self.separator is None else self.text.replace(self.separator, "")
 
 
 class ChatTemplate:
@@ -198,26 +203,28 @@ class ChatTemplate:
             return False
         return True
 
-    def rendered(
+    def prompt(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, kwargs: Any = None, **options: Any
-    ) -> RenderedMessages:
+    ) -> ChatPrompt:
         """Write a conversation for `encode`. Arguments and errors are those of `render`."""
         if self._literal is None:
-            return RenderedMessages(messages, self.render(messages, tools=tools, kwargs=kwargs, **options))
+            return ChatPrompt(self.render(messages, tools=tools, kwargs=kwargs, **options))
         _checked(messages), _names(tools, kwargs)
         given = [list(messages), tools, kwargs]
         (marked, tools, kwargs), separator = self._literal.marked(given, self.source, self.tool_source)
-        return RenderedMessages(messages, self.render(marked, tools=tools, kwargs=kwargs, **options), separator)
+        return ChatPrompt(self.render(marked, tools=tools, kwargs=kwargs, **options), separator)
 
     def close(self) -> None:
         """End the process that renders; the next rendering starts another. May be called twice."""
         self._renderer.close()
 
-    def encode(self, messages: Sequence[Mapping[str, Any]], *, n_most: int | None = None, **options: Any) -> list[int]:
-        """Write a conversation and encode it, with one bos where the model wants one.
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]] | ChatPrompt, *, n_most: int | None = None, **options: Any
+    ) -> list[int]:
+        """Encode a conversation, or what `prompt` wrote for one, with one bos where the model wants one.
 
         The template's control tokens are read as such; in messages, tools and variables they are text. Arguments are
-        those of `render`, and the `n_most` of `Tokenizer.encode`. What `rendered` has written is not written again.
+        those of `render`, which a prompt that is written has no more, and the `n_most` of `Tokenizer.encode`.
 
         Raises:
             PromptTooLongError: as `Tokenizer.encode`.
@@ -228,7 +235,7 @@ class ChatTemplate:
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise UnsupportedError("this model has no tokenizer, so a conversation cannot be encoded; give token ids instead")
-        found = messages if isinstance(messages, RenderedMessages) else self.rendered(messages, **options)
+        found = messages if isinstance(messages, ChatPrompt) else self.prompt(messages, **options)
         ids = tokenizer.encode(found.text, add_special=False, parse_special=True, n_most=n_most, separator=found.separator)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)
@@ -299,7 +306,7 @@ def prompt_ids(
     n_ctx: int | None = None,
     why: str | None = None,
 ) -> Any:
-    """The token ids of a request's prompt: a text, ids as they are, or messages for a chat template.
+    """The token ids of a request's prompt: a text, ids as they are, a `ChatPrompt`, or messages for a chat template.
 
     A text that has more than `n_ctx` tokens for certain is not encoded.
     `why` says why there is no tokenizer, if the model's file has one.
@@ -315,13 +322,14 @@ def prompt_ids(
         raise OptionError(f"{found} given; give either a prompt or messages")
     if messages is None and (tools is not None or kwargs is not None):
         raise OptionError("tools and chat_template_kwargs are for chat templates; give messages instead of a prompt")
-    if messages is None and not isinstance(prompt, str):
+    if messages is None and not isinstance(prompt, str | ChatPrompt):
         return prompt
     if tokenizer is None:
         reason = f": {why}" if why else "; give token ids instead of text"
         raise UnsupportedError(f"this model has no tokenizer that augury can read{reason}")
-    if messages is None:
+    if isinstance(prompt, str):
         return tokenizer.encode(prompt, add_special=True, parse_special=True, n_most=n_ctx)
     if template is None:
         raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
-    return template.encode(messages, n_most=n_ctx, tools=tools, kwargs=kwargs)
+    more = {} if messages is None else {"tools": tools, "kwargs": kwargs}
+    return template.encode(prompt if messages is None else messages, n_most=n_ctx, **more)

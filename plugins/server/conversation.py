@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from anyio import to_thread
 
-from augury.errors import UnsupportedError
 from augury.plugins.server.fields import EngineFields
 from augury.plugins.server.server import Server
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.types import Result, Token
-
-if TYPE_CHECKING:
-    from augury.text.chat_template import ChatTemplate
 
 # Claude Code's first line, such as "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=36ee5;"
 _BILLING = re.compile(r"x-anthropic-billing-header:(?:[ \t]*cc\w*=[^;\n]*;?)*\s*")
@@ -71,7 +67,7 @@ async def plan_chat(
             budget=budget if 0 <= budget < server.engine.config["n_ctx"] else None,  # the context is full before
         )
     )
-    return plan, plan.params | ({"chat_template_kwargs": names} if names else {})
+    return plan, dict(plan.params)
 
 
 def without_billing(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -84,26 +80,14 @@ def without_billing(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[s
     return [{**first, "content": rest}, *others] if rest or not others else others
 
 
-def template_of(server: Server) -> ChatTemplate:
-    """The model's chat template.
-
-    Raises:
-        UnsupportedError: It has none.
-    """
-    if server.engine.chat_template is None:
-        raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
-    return server.engine.chat_template
-
-
 async def prompt_of(server: Server, params: Mapping[str, Any]) -> list[int]:
     """The tokens of a conversation, given the arguments of `Engine.submit`.
 
     Raises:
-        AuguryError: As `ChatTemplate.encode` does, or the model has no template.
+        AuguryError: As `ChatTemplate.encode` does.
     """
-    n_most = server.engine.config["n_ctx"]
-    more = {"tools": params.get("tools"), "kwargs": params.get("chat_template_kwargs"), "n_most": n_most}
-    return await to_thread.run_sync(partial(template_of(server).encode, params["messages"], **more))
+    template: Any = server.engine.chat_template  # of which the plan made the prompt
+    return await to_thread.run_sync(partial(template.encode, params["prompt"], n_most=server.engine.config["n_ctx"]))
 
 
 class AnswerReader:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
-from anyio import to_thread
 from pydantic import AliasChoices, Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from augury.plugins.server.conversation import prompt_of, template_of
+from augury.plugins.server.conversation import prompt_of
 from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.json_route import api_router, long_answer
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
@@ -77,9 +75,7 @@ async def tokenizer_info(server: Serving) -> dict[str, str | None]:
 async def apply_template(body: ChatRequest, server: Serving) -> dict[str, str]:
     """Give the prompt that a conversation is to the model."""
     _, params = await body.plan(server)
-    template = template_of(server)
-    more: dict[str, Any] = {"tools": params.get("tools"), "kwargs": params.get("chat_template_kwargs")}
-    return {"prompt": await to_thread.run_sync(partial(template.render, params["messages"], **more))}
+    return {"prompt": str(params["prompt"])}
 
 
 @router.post("/v1/chat/completions/input_tokens")

@@ -3,8 +3,8 @@
 One `ChatFormat` belongs to a model, one `ChatPlan` to a request, one `AnswerParser` to an answer::
 
     form = ChatFormat(engine.chat_template, engine.tokenizer)              # once
-    plan = form.plan(messages, tools=..., tool_choice="required")         # in a thread: it may render the template
-    running = engine.submit(**params, **plan.params)                      # messages, tools and a constraint
+    plan = form.plan(messages, tools=..., tool_choice="required")         # in a thread: it renders the template
+    running = engine.submit(**params, **plan.params)                      # the prompt and a constraint
     parser = plan.parser()
     for token in running:
         for delta in parser.push(plan.text(token)):                       # content, reasoning, or a piece of a call

@@ -39,7 +39,7 @@ class ChatPlan:
     """A request's additions to a prompt, and how its answer is read.
 
     Attributes:
-        params: Arguments of `Engine.submit`: `messages`, `tools` and the answer's constraint.
+        params: Arguments of `Engine.submit`: the prompt and the answer's constraint.
     """
 
     params: dict[str, Any]
@@ -131,16 +131,19 @@ class ChatFormat:
         described = [_described(tool) for tool in tools or ()]
         forced = _forced(described, tool_choice)
         names = {} if tool_choice == "none" else {each["name"]: each.get("parameters") or {} for each in described}
-        params: dict[str, Any] = {"messages": [_for_template(message) for message in messages]}
+        if self.template is None:
+            raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
+        told: list[Message] = [_for_template(message) for message in messages]
         if self.tools.has_ids:
-            params["messages"] = with_ids(params["messages"], lambda call, n: f"functions.{call['function']['name']}:{n}")
+            told = with_ids(told, lambda call, n: f"functions.{call['function']['name']}:{n}")
         if self.tools is GENERIC:
-            params["messages"] = [_as_text(message) for message in params["messages"]]
-            if names:
-                params["messages"] = _with_tools(described, params["messages"])
-        elif names:
-            params["tools"] = list(tools or ())
-        reasoned = self._reasoned(params, kwargs)
+            told = [_as_text(message) for message in told]
+            told = _with_tools(described, told) if names else told
+        of_tools = list(tools or ()) if names and self.tools is not GENERIC else None
+        prompt = self.template.prompt(told, tools=of_tools, kwargs=kwargs)
+        is_continued = told[-1].get("role") == "assistant"
+        reasoned = reasoning_at(str(prompt), self.tags, is_continued=is_continued) if self.may_reason else "to come"
+        params: dict[str, Any] = {"prompt": prompt}
         is_reasoning = reasoned == "open"
         tags = self.tags if self.may_reason and reasoned != "over" else None
         grammar = AnswerGrammar(self.tools, self.tokenizer, tags, is_reasoning, self.frame)
@@ -166,18 +169,6 @@ class ChatFormat:
         if tags is None:
             return None
         return {"tokens": budget, "opening": tags[0], "closing": tags[1], "is_open": is_reasoning}
-
-    def _reasoned(self, params: dict[str, Any], kwargs: Mapping[str, Any] | None) -> str:
-        """Where reasoning is in this request's own prompt: templates decide by its tools, roles, switches and words.
-
-        The messages take with them what was rendered.
-        """
-        if self.template is None or not self.may_reason:
-            return "to come"
-        rendered = self.template.rendered(params["messages"], tools=params.get("tools"), kwargs=kwargs)
-        params["messages"] = rendered
-        prompt = rendered.text if rendered.separator is None else rendered.text.replace(rendered.separator, "")
-        return reasoning_at(prompt, self.tags, is_continued=rendered[-1].get("role") == "assistant")
 
 
 def _described(tool: Any) -> Mapping[str, Any]:
@@ -227,7 +218,7 @@ def _call_for_template(call: Any) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments_of(call)}}
 
 
-def _with_tools(described: Sequence[Mapping[str, Any]], messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_tools(described: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[Message]:
     """The conversation for a template that knows no tools: a system message describes them."""
     text = _DESCRIPTION.format(tools="\n".join(json.dumps(each) for each in described))
     if messages[0]["role"] == "system":

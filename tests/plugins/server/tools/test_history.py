@@ -129,8 +129,7 @@ def _in_html(text):
 
 
 def written(form, messages):
-    params = form.plan(messages, tools=TOOLS).params
-    return form.template.render(params["messages"], tools=params.get("tools"))
+    return str(form.plan(messages, tools=TOOLS).params["prompt"])
 
 
 @pytest.mark.parametrize("interface", [chat, responses, anthropic, ollama])

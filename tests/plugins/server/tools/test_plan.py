@@ -12,7 +12,7 @@ from augury.plugins.server.tools.delta import collect
 from augury.plugins.server.tools.format import FORMATS
 from augury.plugins.server.tools.grammar import AnswerGrammar
 from augury.plugins.server.tools.parser import AnswerParser
-from augury.text.chat_template import ChatTemplate
+from augury.text.chat_template import ChatPrompt, ChatTemplate
 from augury.types import Token
 
 TEMPLATES = Path(__file__).parents[3] / "data" / "templates"
@@ -95,12 +95,25 @@ def planned(source=TOLD, **asked):
         template.close()
 
 
+def given(source=TOLD, **asked):
+    """What a plan adds, with what the template is given in place of what it writes."""
+    template = ChatTemplate(source)
+    try:
+        form, told = ChatFormat(template, TOKENIZER), {}
+        template.prompt = lambda messages, *, tools, kwargs: told.update(messages=messages, tools=tools) or ChatPrompt("")
+        params = form.plan(asked.pop("messages", ASKED), **asked).params
+    finally:
+        template.close()
+    assert params["prompt"] == ChatPrompt("")
+    return {key: each for key, each in (told | params).items() if key != "prompt" and each is not None}
+
+
 def test_what_a_request_adds():
-    assert planned().params == {"messages": ASKED}
-    assert planned(tools=TOOLS).params == {"messages": ASKED, "tools": TOOLS}
+    assert given() == {"messages": ASKED}
+    assert given(tools=TOOLS) == {"messages": ASKED, "tools": TOOLS}
     assert "grammar" in planned(tools=TOOLS, tool_choice="required").params
     strict = [{"type": "function", "function": WEATHER | {"strict": True}}, *TOOLS]
-    assert planned(tools=strict, tool_choice="none").params == {"messages": ASKED}
+    assert given(tools=strict, tool_choice="none") == {"messages": ASKED}
     assert planned(tools=strict).params["grammar"].count("Rome") == 1
     assert "Rome" in planned(tools=TOOLS[1:], json_schema=CITY).params["grammar"]
     named = planned(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "now"}}).params["grammar"]
@@ -127,7 +140,8 @@ def test_a_budget_is_kept_where_there_is_reasoning(source, expected):
     if expected is not None:
         both = planned(source, budget=5, json_schema=CITY).params
         grammar = planned(source, json_schema=CITY).params["grammar"]
-        assert both == {"messages": ASKED, "constraint": {"reasoning-budget": {"tokens": 5, "grammar": grammar} | expected}}
+        assert both["constraint"] == {"reasoning-budget": {"tokens": 5, "grammar": grammar} | expected}
+        assert both.keys() == {"prompt", "constraint"}
 
 
 @pytest.mark.parametrize(("choice", "n"), [("auto", 1), ("none", 0)])
@@ -207,7 +221,7 @@ def test_a_template_without_a_system_role_is_told_of_tools_in_the_first_question
     refusal = "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"
     source = f"{{% for m in messages %}}{refusal}[{{{{ m.role }}}}]{{{{ m.content }}}}{{% endfor %}}"
     template = ChatTemplate(source)
-    prompt = template.render(ChatFormat(template, TOKENIZER).plan(ASKED, tools=TOOLS).params["messages"])
+    prompt = str(ChatFormat(template, TOKENIZER).plan(ASKED, tools=TOOLS).params["prompt"])
     template.close()
     assert prompt.startswith("[user]You may call these functions:")
     assert prompt.endswith("Hm?")
@@ -216,7 +230,7 @@ def test_a_template_without_a_system_role_is_told_of_tools_in_the_first_question
 def test_a_template_without_tools_is_told_of_them_in_a_system_message():
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
     talk = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "noon"}]
-    params = planned("<|im_start|>", messages=talk, tools=TOOLS).params
+    params = given("<|im_start|>", messages=talk, tools=TOOLS)
     system, asked, called, result = params["messages"]
     assert system["role"] == "system"
     assert json.dumps(WEATHER) in system["content"]
@@ -226,14 +240,14 @@ def test_a_template_without_tools_is_told_of_them_in_a_system_message():
     assert result == {"role": "user", "content": "The function returned: noon"}
     assert "tools" not in params
     for none in ({}, {"tools": TOOLS, "tool_choice": "none"}):  # what was called before is text all the same
-        assert planned("<|im_start|>", messages=talk, **none).params["messages"] == [asked, called, result]
-    briefed = planned("", messages=[{"role": "system", "content": "Be short."}, *ASKED], tools=TOOLS).params["messages"]
+        assert given("<|im_start|>", messages=talk, **none)["messages"] == [asked, called, result]
+    briefed = given("", messages=[{"role": "system", "content": "Be short."}, *ASKED], tools=TOOLS)["messages"]
     assert briefed[0]["content"].startswith("Be short.\n\nYou may call")
 
 
 def test_arguments_reach_templates_as_mappings():
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
-    made = planned(messages=[{"role": "assistant", "tool_calls": [call]}, *ASKED]).params["messages"][0]
+    made = given(messages=[{"role": "assistant", "tool_calls": [call]}, *ASKED])["messages"][0]
     assert made["tool_calls"][0]["function"] == {"name": "now", "arguments": {"a": 1}}
 
 
@@ -280,7 +294,7 @@ def test_calls_have_the_ids_that_a_template_writes_in_place_of_names():
     calls = [{"id": f"call_{i}", "type": "function", "function": {"name": "now", "arguments": "{}"}} for i in range(2)]
     answers = [{"role": "tool", "tool_call_id": call["id"], "content": "noon"} for call in calls]
     turn = [{"role": "assistant", "content": None, "tool_calls": calls}, *answers]
-    messages = planned(source, messages=[*ASKED, *turn, *turn], tools=TOOLS).params["messages"]
+    messages = given(source, messages=[*ASKED, *turn, *turn], tools=TOOLS)["messages"]
     made = [call["id"] for message in messages for call in message.get("tool_calls", ())]
     assert made == [f"functions.now:{i}" for i in range(4)]
     assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == made
@@ -333,7 +347,7 @@ def test_a_prompt_is_rendered_once(monkeypatch):
     template.encode(asked, tools=TOOLS)  # which finds out what the template takes
     n.clear()
     plan = form.plan(asked, tools=TOOLS)
-    found = template.encode(plan.params["messages"], tools=plan.params["tools"])
+    found = template.encode(plan.params["prompt"])
     assert len(n) == 1
     assert found == template.encode(asked, tools=TOOLS)
     assert plan._is_reasoning
