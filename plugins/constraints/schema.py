@@ -46,6 +46,8 @@ _NAME_FORMATS = {
     "date": r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$",
     "uuid": r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
 }  # which names of properties may have
+_OF_ANY_NAME = {"$comment", "default", "description", "examples", "title", "type"}  # keywords that say nothing of a name
+_ONE_CLASS = re.compile(r"\^(\[[^\]]+\]|\\[dws])([*+])\$")  # whose length can be counted
 _BESIDE = {"else": "if", "maxContains": "contains", "minContains": "contains", "then": "if"}
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
@@ -122,19 +124,44 @@ def _values(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
 
 def _with_names(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema without `propertyNames`, where the names can be told in another way."""
-    if not isinstance(names := schema.get("propertyNames"), Mapping) or schema.get("patternProperties"):
+    if not isinstance(names := schema.get("propertyNames"), Mapping):
         return schema
     names, own, others = resolved(names, root), schema.get("properties") or {}, schema.get("additionalProperties", True)
     rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
-    if others is False:
+    if others is False or not _object(names, root).keys() - _OF_ANY_NAME:
         return rest
+    if len(patterns := schema.get("patternProperties") or {}) == 1 and not own and "pattern" not in names:
+        ((pattern, others),) = patterns.items()  # as pydantic writes names with a pattern and a length
+        names = {**names, "pattern": pattern}
+    elif patterns:
+        return schema
     if (values := _values(names, root)) is not None:
         kept = {name: own.get(name, others) for name in values if isinstance(name, str)}
         return rest | {"properties": kept, "additionalProperties": False}
-    pattern = names.get("pattern", _NAME_FORMATS.get(_SAME.get(form := str(names.get("format")), form)))
-    if own or not isinstance(pattern, str) or names.keys() & {"minLength", "maxLength"}:
+    fitting = _fitting(own, pattern := _name_pattern(names))
+    if pattern is None or fitting is None or (fitting and others not in (True, {})):  # which would hold for these, too
         return schema
-    return rest | {"patternProperties": {pattern: others}, "additionalProperties": False}
+    return rest | {"properties": fitting, "patternProperties": {pattern: others}, "additionalProperties": False}
+
+
+def _fitting(properties: Mapping[str, Any], pattern: str | None) -> dict[str, Any] | None:
+    """The properties whose names fit a pattern; None for one that only the library can read."""
+    try:
+        return {name: each for name, each in properties.items() if pattern and re.search(pattern, name)}
+    except re.error:
+        return None
+
+
+def _name_pattern(names: Mapping[str, Any]) -> str | None:
+    """The regular expression of names of properties; None if none says it, as of most patterns beside a length."""
+    pattern = names.get("pattern", _NAME_FORMATS.get(_SAME.get(form := str(names.get("format")), form)))
+    least, most = names.get("minLength", 0), names.get("maxLength", "")
+    if names.keys().isdisjoint({"minLength", "maxLength"}):
+        return pattern if isinstance(pattern, str) else None
+    if pattern is None:
+        return f"^(?s:.{{{least},{most}}})$"
+    alike = _ONE_CLASS.fullmatch(str(pattern))
+    return None if alike is None else f"^{alike[1]}{{{least or int(alike[2] == '+')},{most}}}$"
 
 
 def _value(keyword: str, value: Any, root: Mapping[str, Any]) -> Any:

@@ -65,8 +65,12 @@ def test_schemas_that_pydantic_writes_are_kept(kind):
         ({"format": "date"}, {"format": "date"}),
         ({"uniqueItems": False, "not": False, "propertyNames": True, "unevaluatedProperties": {}}, {}),
         ({"uniqueItems": True}, {}),
-        ({"propertyNames": {"pattern": "a"}}, {"patternProperties": {"a": True}, "additionalProperties": False}),
+        (
+            {"propertyNames": {"pattern": "a"}},
+            {"properties": {}, "patternProperties": {"a": True}, "additionalProperties": False},
+        ),
         ({"propertyNames": {"format": "x"}, "additionalProperties": False}, {"additionalProperties": False}),
+        ({"propertyNames": {"type": "string", "title": "Name", "format": "x"}}, {}),
         ({"minContains": 1, "then": {}, "else": {}}, {}),
         ({"if": {"format": "x"}}, {}),
         ({"if": {"format": "x"}, "then": {"type": "null"}}, {"if": {}, "then": {"type": "null"}}),
@@ -100,7 +104,7 @@ def test_what_asks_for_nothing_is_dropped_where_schemas_stand_and_nowhere_else(s
     [
         ({"properties": {"a": {"not": {"const": 1}}}}, r'\["not"\], at #/properties/a/not$'),
         ({"$defs": {"b": {"not": False}}, "items": {"default": {"not": 1}, "not": {}}}, "at #/items/not$"),
-        ({"propertyNames": {"pattern": "a", "maxLength": 3}}, r'\["propertyNames"\], at #/propertyNames$'),
+        ({"propertyNames": {"pattern": "ab*", "maxLength": 3}}, r'\["propertyNames"\], at #/propertyNames$'),
         ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 3}, "there are 2; lower minItems"),
         ({"properties": {"format": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/format/not$'),
         ({"properties": {"default": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/default/not$'),
@@ -120,6 +124,31 @@ def test_a_demand_that_cannot_be_kept_is_an_error_that_says_where(schema, told):
             ['["small", "small"]', '["tiny"]', '["large", "small", "large"]'],
         ),
         (Annotated[set[bool], Field(min_length=2)], ["[true, false]"], ["[true]", "[true, true]", "[]"]),
+        (
+            dict[Annotated[str, Field(min_length=2, max_length=3)], int],
+            ['{"ab": 1}', '{"a\\"b": 1, "é☃": 2}', "{}"],
+            ['{"a": 1}', '{"abcd": 1}', '{"ab": "x"}'],
+        ),
+        (
+            dict[Annotated[str, Field(pattern="^[a-z]+$", max_length=3)], int],
+            ['{"abc": 1}'],
+            ['{"": 1}', '{"abcd": 1}', '{"A": 1}'],
+        ),
+        (
+            {"propertyNames": {"pattern": "^a"}, "properties": {"ab": {"type": "null"}, "b": True}, "type": "object"},
+            ['{"ab": null, "ac": 1}', '{"a": 1}'],
+            ['{"ab": 1}', '{"b": 1}', '{"ab": null, "b": 1}'],
+        ),
+        (
+            {
+                "propertyNames": {"maxLength": 2},
+                "properties": {"abc": True},
+                "type": "object",
+                "additionalProperties": {"type": "null"},
+            },
+            ['{"ab": null}'],
+            ['{"abc": 1}', '{"ab": 1}'],
+        ),
         (list[set[bool]], ["[[true], []]"], ["[[true, true]]", "true"]),
         (set[int], ["[1, 2]", "[1, 1]"], ["[true]", "1"]),
         (dict[Size, int], ["{}", '{"small": 1}', '{"small": 1, "large": 2}'], ['{"tiny": 1}', '{"small": "x"}']),
@@ -132,7 +161,8 @@ def test_a_demand_that_cannot_be_kept_is_an_error_that_says_where(schema, told):
     ],
 )
 def test_sets_and_names_of_properties_are_kept(kind, fitting, others):
-    grammar = f"start: %json {json.dumps(demands(TypeAdapter(kind).json_schema()))}"
+    schema = kind if isinstance(kind, dict) else TypeAdapter(kind).json_schema()
+    grammar = f"start: %json {json.dumps(demands(schema))}"
     assert [text for text in fitting if not follows(grammar, text)] == []
     assert [text for text in others if follows(grammar, text)] == []
 
