@@ -185,20 +185,34 @@ def _one_by_one(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def with_ids(messages: Messages, named: Callable[[Mapping[str, Any], int], str]) -> list[Mapping[str, Any]]:
     """Messages whose calls have ids of their own, each by the call and its number; their answers have the same ones."""
     found: list[Mapping[str, Any]] = []
-    waiting: dict[Any, deque[str]] = {}  # ids of the last calls that have no answer yet, by those that they had
+    waiting: list[tuple[Mapping[str, Any], str]] = []  # the last calls that have no answer yet, and their ids
     n = 0
     for message in messages:
-        if calls := [{**call, "id": named(call, n + i)} for i, call in enumerate(message.get("tool_calls") or ())]:
-            n += len(calls)
-            waiting = {}
-            for before, call in zip(message["tool_calls"], calls, strict=True):
-                waiting.setdefault(before.get("id"), deque()).append(call["id"])
-            found.append({**message, "tool_calls": calls})
-        elif message["role"] == "tool" and (ids := waiting.get(message.get("tool_call_id"))):
-            found.append({**message, "tool_call_id": ids.popleft()})
+        if calls := message.get("tool_calls"):
+            waiting = [(call, named(call, n + i)) for i, call in enumerate(calls)]
+            n += len(waiting)
+            found.append({**message, "tool_calls": [{**call, "id": each} for call, each in waiting]})
+        elif message["role"] == "tool" and (answered := _answered(message, waiting)):
+            waiting.remove(answered)
+            found.append({**message, "tool_call_id": answered[1]})
         else:
             found.append(message)
     return found
+
+
+def _answered(
+    message: Mapping[str, Any], calls: Sequence[tuple[Mapping[str, Any], str]]
+) -> tuple[Mapping[str, Any], str] | None:
+    """The call that a message answers: the first of its id; where it has none, of its tool, or else the first one."""
+    if said := message.get("tool_call_id"):
+        return next((each for each in calls if said in (each[0].get("id"), each[1])), None)
+    fitting = [each for each in calls if message.get("name") in {None, _name(each[0])}]
+    return next(iter(fitting or calls), None)
+
+
+def _name(call: Mapping[str, Any]) -> Any:
+    function = call.get("function")
+    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def _joined(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

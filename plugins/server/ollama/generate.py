@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,22 +11,14 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 
 from augury.plugins.server.conversation import AnswerReader, plan_chat, prompt_of
-from augury.plugins.server.event_stream import LINES, line, stream
-from augury.plugins.server.generation import Pieces, generate
+from augury.plugins.server.event_stream import LINES
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.infill import InfillRequest, infill_prompt
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
-from augury.plugins.server.ollama.fields import (
-    Clock,
-    GenerationRequest,
-    Pictures,
-    check_model,
-    logprobs_of,
-    now,
-)
+from augury.plugins.server.ollama.answer import Answer, Reader, loaded
+from augury.plugins.server.ollama.fields import Clock, GenerationRequest, Pictures, check_model
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.tools import Delta
-from augury.plugins.server.tools.delta import collect
 from augury.types import Result, Token
 
 router = api_router(ignores_type=True)
@@ -60,12 +52,12 @@ class _Reader:
         return [Delta(content=piece.text)] if isinstance(piece, Token) and piece.text else []
 
     @staticmethod
-    def read_whole(result: Result) -> list[Delta]:
+    def read_whole(result: Result) -> Iterator[Delta]:
         """See `AnswerReader.read_whole`."""
-        return [Delta(content=result.text)]
+        yield Delta(content=result.text)
 
 
-async def _plan(body: GenerateRequest, server: Server) -> tuple[AnswerReader | _Reader, dict[str, Any]]:
+async def _plan(body: GenerateRequest, server: Server) -> tuple[Reader, dict[str, Any]]:
     """How the answer is read, and the prompt's arguments of `Engine.submit`."""
     tokenizer, n_ctx = server.engine.tokenizer, server.engine.config["n_ctx"]
     if body.suffix:
@@ -88,7 +80,6 @@ async def _plan(body: GenerateRequest, server: Server) -> tuple[AnswerReader | _
     if body.context:
         tokens_of = await prompt_of(server, params)
         rest = tokens_of[1:] if tokens_of[:1] == [needed(tokenizer).bos] else tokens_of
-        params = {key: value for key, value in params.items() if key not in {"messages", "tools", "chat_template_kwargs"}}
         params["prompt"] = [*body.context, *rest]
     return AnswerReader(plan), params
 
@@ -98,38 +89,14 @@ async def generate_text(body: GenerateRequest, http: Request, server: Serving) -
     """Answer a text."""
     clock, model = Clock(), check_model(server, body.model)
     if not body.prompt:
-        return {"model": model, "created_at": now(), "response": "", "done": True, "done_reason": "load"}
+        return loaded(model, _said)
     reader, params = await _plan(body, server)
-    asked = [body.asked(params) | {"echo": True}]
-    if body.stream:
-        return await stream(server, http, body.options, asked, partial(_lines, reader, model, clock, body), as_lines=True)
-    (result,) = await generate(server, http, asked)
-    answer = collect(reader.read_whole(result))
-    found: dict[str, Any] = {"model": model, "created_at": now(), "response": answer.content}
-    if answer.reasoning:
-        found["thinking"] = answer.reasoning
-    if body.logprobs:
-        found["logprobs"] = [logprobs_of(token) for token in result.pieces]
-    return found | clock.end(result) | _context(body, result)
+    answer = Answer(model, reader, _said, clock, partial(_context, body))
+    return await answer.tell(body, params | {"echo": True}, http, server)
 
 
-async def _lines(
-    reader: AnswerReader | _Reader, model: str, clock: Clock, body: GenerateRequest, pieces: Pieces
-) -> AsyncIterator[bytes]:
-    pending = list[dict[str, Any]]()
-    async for _, piece in pieces:
-        if not isinstance(piece, Token | Result):
-            continue
-        if body.logprobs and isinstance(piece, Token):
-            pending.append(logprobs_of(piece))
-        for delta in reader.read(piece):
-            found = {"model": model, "created_at": now(), "response": delta.content, "done": False}
-            more = {"thinking": delta.reasoning} if delta.reasoning else {}
-            yield line(found | more | ({"logprobs": [*pending]} if pending else {}))
-            pending.clear()
-        if isinstance(piece, Result):
-            ended = {"model": model, "created_at": now(), "response": ""} | clock.end(piece)
-            yield line(ended | _context(body, piece))
+def _said(content: str = "", thinking: str = "", calls: Sequence[Any] = ()) -> dict[str, Any]:  # noqa: ARG001 -- it has no tools
+    return {"response": content} | ({"thinking": thinking} if thinking else {})
 
 
 def _context(body: GenerateRequest, result: Result) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import json
 import ollama
 import pytest
 
-from augury.plugins.server.ollama.chat import ChatRequest, Message, _lines, conversation
+from augury.plugins.server.ollama.answer import Answer
+from augury.plugins.server.ollama.chat import ChatRequest, Message, _said, conversation
 from augury.plugins.server.ollama.fields import Clock
 from augury.plugins.server.tools import Delta
 from augury.types import Result, Summary, Token
@@ -141,7 +142,7 @@ def test_calls_are_streamed_whole():
                 yield 0, Token(i, "x")
             yield 0, Result((1, 2, 3), "", "stop", Summary())
 
-        return [json.loads(each) async for each in _lines(reader, {"model": "m"}, Clock(), pieces())]
+        return [json.loads(each) async for each in Answer("m", reader, _said, Clock()).lines(pieces())]
 
     *found, end = asyncio.run(lines())
     assert [each["message"].get("thinking") for each in found] == ["hm", None, None, None]
