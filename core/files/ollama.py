@@ -11,10 +11,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from attrs import evolve, frozen
+
+from augury.files.tensor_type import TensorType
 
 Tensors = Mapping[str, Any]  # those of `augury.files.gguf`, which imports this module
 _LAYER = re.compile(r"blk\.\d+\.")
+_MTP = re.compile(r"mtp\.(?:layers\.(\d+)\.)?(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+_OF_HEAD = {
+    "fc.weight": "eh_proj", "pre_fc_norm_embedding.weight": "enorm", "pre_fc_norm_hidden.weight": "hnorm",
+    "norm.weight": "shared_head_norm", "embed_tokens.weight": "embed_tokens",
+    "shared_head.head.weight": "shared_head_head", "shared_head.norm.weight": "shared_head_norm",
+}  # fmt: skip
 _LONG = 131072  # positions for which the larger Gemmas 3 stretch their rope
 
 
@@ -34,6 +44,30 @@ def _of_gemma3(keys: Mapping[str, Any], _tensors: Tensors) -> Mapping[str, objec
 def _of_latents(_keys: Mapping[str, Any], tensors: Tensors) -> Mapping[str, object]:
     shapes = [tensor.shape for name, tensor in tensors.items() if name.endswith(".ffn_latent_down.weight")]
     return {"moe_latent_size": shapes[0][0]} if shapes else {}
+
+
+def _with_head(own: dict[str, Any], tensors: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keys and tensors of a file of Qwen 3.5 whose head for drafts is not one of its layers yet, and whose norms lack the 1."""
+    found = {name: match for name in tensors if (match := _MTP.fullmatch(name))}
+    n_layers = own.get("block_count")
+    if not found or not isinstance(n_layers, int) or any(".nextn." in name for name in tensors):
+        return own, tensors
+    n_heads = 1 + max(int(match[1] or 0) for match in found.values())
+    named = {name: tensor for name, tensor in tensors.items() if name not in found}
+    experts: dict[str, dict[int, Any]] = {}
+    for name, match in found.items():
+        layer, rest = f"blk.{n_layers + int(match[1] or 0)}.", match[2]
+        if expert := _EXPERT.fullmatch(rest):
+            experts.setdefault(f"{layer}ffn_{expert[2]}_exps.weight", {})[int(expert[1])] = tensors[name]
+        elif match[1] or (rest in _OF_HEAD and n_heads == 1):
+            new = layer + (rest if match[1] else f"nextn.{_OF_HEAD[rest]}.weight")
+            shifts = new.endswith("norm.weight") and not new.endswith(".ssm_norm.weight")
+            changed = {"type": TensorType.F32, "data": (tensors[name].floats() + 1).view(np.uint8)} if shifts else {}
+            named[new] = evolve(tensors[name], name=new, **changed)
+    for new, parts in experts.items():
+        first, data = parts[0], np.concatenate([parts[i].data for i in range(len(parts))])
+        named[new] = evolve(first, name=new, shape=(len(parts), *first.shape), data=data)
+    return {**own, "block_count": n_layers + n_heads, "nextn_predict_layers": n_heads}, named
 
 
 @frozen
@@ -106,11 +140,18 @@ _DIALECTS = {
     "qwen3next": _DELTA_NET,
 }
 
+_EMBEDDING_GEMMA = _Dialect(
+    "gemma-embedding",
+    tensors={"dense.0.weight": "dense_2.weight", "dense.1.weight": "dense_3.weight", "norm.weight": "output_norm.weight"},
+)
+
 
 def in_llama_cpp_words(metadata: Mapping[str, object], tensors: Tensors) -> tuple[Mapping[str, object], Tensors]:
     """The metadata and tensors of a file by the names that llama.cpp's converter gives them."""
     name = metadata.get("general.architecture")
     dialect = _DIALECTS.get(name) if isinstance(name, str) else None
+    if name == "gemma3" and "dense.0.weight" in tensors:
+        dialect = _EMBEDDING_GEMMA
     if dialect is None:
         return metadata, tensors
     named = _renamed(tensors, dialect.tensors)
@@ -118,6 +159,8 @@ def in_llama_cpp_words(metadata: Mapping[str, object], tensors: Tensors) -> tupl
     is_theirs = dialect.architecture is not None  # a name that llama.cpp does not use
     own |= {new: own[old] for old, new in dialect.keys.items() if old in own and (is_theirs or new not in own)}
     own = {**dialect.left_out(own, named), **own}
+    if name in ("qwen35", "qwen35moe"):
+        own, named = _with_head(own, named)
     others = {key: value for key, value in metadata.items() if not key.startswith(f"{name}.")}
     for key, change in (("tokenizer.ggml.pre", dialect.pre), ("tokenizer.ggml.model", dialect.kind)):
         if change is not None and others.get(key, "") in (change[1], "default"):

@@ -4,6 +4,8 @@ import re
 
 import numpy as np
 import pytest
+from attrs import evolve
+from oracles.drafts import draft_file
 from oracles.models import altered, tiny_file
 from oracles.states import script_rows
 
@@ -145,6 +147,53 @@ def test_values_that_its_files_leave_out_are_those_of_the_family():
     assert "gemma3.rope.scaling.factor" not in short
     long, _ = in_llama_cpp_words({"general.architecture": "gemma3", "gemma3.context_length": 131072}, {})
     assert (long["gemma3.rope.scaling.type"], long["gemma3.rope.scaling.factor"]) == ("linear", 8.0)
+
+
+SHARED = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head_norm": "norm",
+}
+
+
+def test_a_head_that_is_no_layer_yet_becomes_one():
+    """As in Ollama's older files of Qwen 3.5, whose heads have the names and norms of the original's."""
+    right = ModelFile.open(draft_file("mtp-qwen35"))
+    tensors = {}
+    for name, tensor in right.tensors.items():
+        new = name.replace("blk.2.nextn.", "mtp.").replace("blk.2.", "mtp.layers.0.")
+        new = re.sub(r"^mtp\.(\w+)\.weight$", lambda found: f"mtp.{SHARED[found[1]]}.weight", new)
+        lacks = {} if new == name or "norm" not in name else {"data": (tensor.floats() - 1).view(np.uint8)}
+        tensors[new] = evolve(tensor, name=new, **lacks)
+    metadata = {**right.metadata, "qwen35.block_count": 2}
+    del metadata["qwen35.nextn_predict_layers"]
+    found, named = in_llama_cpp_words(metadata, tensors)
+    assert (found["qwen35.block_count"], found["qwen35.nextn_predict_layers"]) == (3, 1)
+    assert named.keys() == right.tensors.keys()
+    for name, tensor in right.tensors.items():
+        assert (named[name].name, named[name].shape) == (name, tensor.shape)
+        np.testing.assert_allclose(named[name].floats(), tensor.floats(), rtol=0, atol=2e-7 if "norm" in name else 0)
+
+
+def test_experts_of_a_head_are_joined_in_their_order():
+    like = tiny_file("qwen35-dense").tensors["blk.0.ffn_up.weight"]
+    rows = [np.full(like.shape, i, np.float32) for i in range(3)]
+    names = {i: f"mtp.layers.1.mlp.experts.{i}.gate_proj.weight" for i in (2, 0, 1)}
+    tensors = {name: evolve(like, name=name, data=rows[i].reshape(-1).view(np.uint8)) for i, name in names.items()}
+    metadata = {"general.architecture": "qwen35moe", "qwen35moe.block_count": 4}
+    found, named = in_llama_cpp_words(metadata, tensors)
+    assert (found["qwen35moe.block_count"], found["qwen35moe.nextn_predict_layers"]) == (6, 2)
+    assert np.array_equal(named["blk.5.ffn_gate_exps.weight"].floats(), rows)
+
+
+def test_an_embedding_model_is_none_that_generates():
+    """As in Ollama's files of EmbeddingGemma, which attend to both sides; dense layers tell them from Gemma 3."""
+    like = tiny_file("gemma3-dense").tensors["output_norm.weight"]
+    tensors = {name: evolve(like, name=name) for name in ("dense.0.weight", "dense.1.weight", "norm.weight")}
+    found, named = in_llama_cpp_words({"general.architecture": "gemma3", "gemma3.block_count": 24}, tensors)
+    assert found == {"general.architecture": "gemma-embedding", "gemma-embedding.block_count": 24}
+    assert [*named] == ["dense_2.weight", "dense_3.weight", "output_norm.weight"]
 
 
 def test_sizes_of_heads_take_the_place_of_those_of_latents():
