@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes, row_stride
-from augury.blocks import Connection, ModelPlan
+from augury.blocks import AllStreams, Connection, ModelPlan
 from augury.lowering import ConnectionEmitter, connection_emitters
 
 
@@ -31,7 +31,7 @@ class Streams:
     """
 
     def __init__(self, plan: ModelPlan) -> None:
-        self._connections = connection_emitters(plan, "numba-cpu", AllStreamsEmitter)
+        self._connections = connection_emitters(plan, "numba-cpu", {AllStreams: AllStreamsEmitter})
         self._n, self._width, self.emitters = plan.embedding.n_streams, plan.n_hidden, [*self._connections.values()]
 
     def buffers(self) -> Mapping[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.tape import Tape
-from augury.blocks import Connection, ModelPlan
+from augury.blocks import AllStreams, Connection, ModelPlan
 from augury.lowering import ConnectionEmitter, connection_emitters
 
 _ALL, _ADDED = "streams", "added to streams"
@@ -31,7 +31,7 @@ class Streams:
     """
 
     def __init__(self, plan: ModelPlan) -> None:
-        self._connections = connection_emitters(plan, "numba-cuda", AllStreamsEmitter)
+        self._connections = connection_emitters(plan, "numba-cuda", {AllStreams: AllStreamsEmitter})
         self._n, self._n_embd = plan.embedding.n_streams, plan.embedding.n_embd
         self.emitters = [*self._connections.values()]
 

@@ -12,7 +12,19 @@ from augury.blocks.block import AllStreams, Block, Connection, PositionIndexer
 from augury.blocks.drafting import AssistantInput, Convolved, DraftBlock, Injection, MtpInput
 from augury.blocks.experts import MixtureOfExperts
 from augury.blocks.latent import LatentAttention
-from augury.blocks.parts import (
+from augury.blocks.plan import Layer, ModelPlan, MtpLayer
+from augury.blocks.recurrent import GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba, Mamba2, ShortConvolution
+from augury.blocks.transformer import (
+    Attention,
+    Embedding,
+    FeedForward,
+    LayerInput,
+    LayerInputs,
+    Output,
+    Projection,
+    SecondStream,
+)
+from augury.lowering.parts import (
     Activation,
     Convolution,
     Experts,
@@ -34,18 +46,6 @@ from augury.blocks.parts import (
     SequenceState,
     Temperature,
     Vector,
-)
-from augury.blocks.plan import Layer, ModelPlan, MtpLayer
-from augury.blocks.recurrent import GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba, Mamba2, ShortConvolution
-from augury.blocks.transformer import (
-    Attention,
-    Embedding,
-    FeedForward,
-    LayerInput,
-    LayerInputs,
-    Output,
-    Projection,
-    SecondStream,
 )
 
 __all__ = [

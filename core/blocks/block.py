@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, fields, frozen
 
-from augury.blocks.parts import Convolution, HasKernels, HasParts, LinearRecurrence
 from augury.errors import PluginError, UnsupportedError
 from augury.guard import describe
+from augury.lowering.builder import Builder
+from augury.lowering.parts import Convolution, HasKernels, HasParts, LinearRecurrence
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from augury.blocks.parts import SequenceState
     from augury.lowering.attention import PositionChoice
-    from augury.lowering.builder import Builder
     from augury.lowering.operation import Value
+    from augury.lowering.parts import SequenceState
 
 
 @frozen
@@ -99,8 +99,6 @@ class Block(HasParts):
                 caches, or `lower` fails.
             UnsupportedError: The block does not say how it is computed.
         """
-        from augury.lowering.builder import Builder
-
         build, name, package = Builder(n_embd), type(self).__name__, type(self).__module__.partition(".")[0]
         try:
             given: object = self.lower(build)  # type: ignore[func-returns-value]

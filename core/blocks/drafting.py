@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
-from augury.blocks.parts import Linear, Norm, Vector
+from augury.lowering.operation import Value
+from augury.lowering.operations import Add, ConvolveBlock, InitStreams, Join, LookUp, Multiply, ReadHidden
+from augury.lowering.parts import Linear, Norm, Vector
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Part
     from augury.blocks.transformer import Attention, FeedForward
     from augury.lowering.builder import Builder
+    from augury.lowering.parts import Part
 
 
 @frozen
@@ -47,7 +49,7 @@ class Injection(Block):
 
     def lower(self, build: Builder) -> None:
         n, attention = build.normalize(build.x, self.norm), self.attention
-        made = build.multiply(n, attention.k, attention.v, purpose="keys, values")
+        made = build.add(Multiply, n, (attention.k, attention.v), "keys, values")
         attention.keep(build, made, source=self.layer)
 
 
@@ -69,9 +71,9 @@ class Convolved(Block):
 
     def lower(self, build: Builder) -> None:
         n = build.normalize(build.x, self.inner.norm)
-        (weights,) = build.multiply(n, self.weights, purpose="weights of convolutions")
-        y = self.inner.output(build, build.convolve_block(n, weights, self.base, self.n_taps, 0))
-        build.add(build.convolve_block(y, weights, self.base, self.n_taps, 1), self.inner.post_norm)
+        (weights,) = build.add(Multiply, n, (self.weights,), "weights of convolutions")
+        y = self.inner.output(build, build.add(ConvolveBlock, n, weights, self.base, self.n_taps, 0))
+        build.add(Add, build.add(ConvolveBlock, y, weights, self.base, self.n_taps, 1), self.inner.post_norm)
 
 
 @frozen
@@ -91,9 +93,9 @@ class MtpInput(Block):
 
     def lower(self, build: Builder) -> None:
         x, size = build.normalize(build.x, self.token_norm), self.hidden_norm.size
-        hidden = build.normalize(build.read_hidden(self.n_hidden), self.hidden_norm)
-        joined = [build.join(x, row) for row in hidden.split(*[size] * (self.n_hidden // size))]
-        build.begin_streams(*(build.multiply(each, self.projection, purpose="mtp input")[0] for each in joined))
+        hidden = build.normalize(build.add(ReadHidden, Value(self.n_hidden)), self.hidden_norm)
+        joined = [build.add(Join, (x, row)) for row in hidden.split(*[size] * (self.n_hidden // size))]
+        build.add(InitStreams, tuple(build.add(Multiply, each, (self.projection,), "mtp input")[0] for each in joined))
 
 
 @frozen
@@ -111,5 +113,5 @@ class AssistantInput(Block):
     n_hidden: int  # F
 
     def lower(self, build: Builder) -> None:
-        joined = build.join(build.look_up(self.table, self.scale), build.read_hidden(self.n_hidden))
-        build.begin_streams(*build.multiply(joined, self.projection, purpose="mtp input"))
+        joined = build.add(Join, (build.add(LookUp, self.table, self.scale), build.add(ReadHidden, Value(self.n_hidden))))
+        build.add(InitStreams, build.add(Multiply, joined, (self.projection,), "mtp input"))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
-from augury.blocks.parts import Activation, Experts, Linear, Matrices, Norm, Router, Vector
+from augury.lowering.operations import Add, AddWeighed, FeedExperts, Multiply, Route
+from augury.lowering.parts import Activation, Experts, Linear, Matrices, Norm, Router, Vector
 
 if TYPE_CHECKING:
     from augury.blocks.transformer import FeedForward
@@ -58,15 +59,17 @@ class MixtureOfExperts(Block):
             logits = self._logits(build, x)
         if shared is not None and other is None:
             other = shared.feed(build, x)
-        given = x if self.latent_down is None else build.multiply(x, self.latent_down, purpose="latents")[0]
-        y = build.normalize(build.feed_experts(given, build.route(logits, router), self.experts), self.sum_norm)
+        given = x if self.latent_down is None else build.add(Multiply, x, (self.latent_down,), "latents")[0]
+        y = build.normalize(build.add(FeedExperts, given, build.add(Route, logits, router), self.experts), self.sum_norm)
         if self.latent_up is not None:
-            (y,) = build.multiply(y, self.latent_up, purpose="experts' output")
+            (y,) = build.add(Multiply, y, (self.latent_up,), "experts' output")
         if other is not None:
-            y = build.add_weighed(y, other, self.shared_gate, None if self.shared_gate is None else x)
+            y = build.add(AddWeighed, y, other, self.shared_gate, None if self.shared_gate is None else x)
         if self.adjugate is not None:
-            y = build.add_weighed(build.feed_experts(y, build.route(logits, self.adjugate.router), self.adjugate.experts), y)
-        build.add(y, self.post_norm)
+            y = build.add(
+                AddWeighed, build.add(FeedExperts, y, build.add(Route, logits, self.adjugate.router), self.adjugate.experts), y
+            )
+        build.add(Add, y, self.post_norm)
 
     @property
     def experts(self) -> Experts:
@@ -76,5 +79,5 @@ class MixtureOfExperts(Block):
         return Experts(self.router, *matrices, self.activation, *limits, self.weighs_input, self.constants)
 
     def _logits(self, build: Builder, x: Value) -> Value:
-        (logits,) = build.multiply(x, self.router.logits, purpose="router")
+        (logits,) = build.add(Multiply, x, (self.router.logits,), "router")
         return logits

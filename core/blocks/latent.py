@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
-from augury.blocks.parts import GateKind
+from augury.lowering.attention import Attend, MultiplyHeads, PrepareLatents
+from augury.lowering.operations import Gate, Multiply
+from augury.lowering.parts import GateKind
 
 if TYPE_CHECKING:
     from augury.blocks.block import PositionIndexer
-    from augury.blocks.parts import Linear, Matrices, Norm, Rope, Temperature, Vector
     from augury.lowering.builder import Builder
+    from augury.lowering.parts import Linear, Matrices, Norm, Rope, Temperature, Vector
 
 
 @frozen
@@ -74,20 +76,20 @@ class LatentAttention(Block):
         asking = (self.q, *of_indexer[:1])
         others = (*of_indexer[1:], self.kv, *(() if gate is None else (gate,)))
         if self.q_down is None:
-            made = build.multiply(n, *asking, *others, purpose="queries, latents")
+            made = build.add(Multiply, n, (*asking, *others), "queries, latents")
             queries, made = made[: len(asking)], made[len(asking) :]
         else:
-            made = build.multiply(n, *others, self.q_down, purpose="queries, latents")
-            queries = build.multiply(build.normalize(made[-1], self.q_norm), *asking, purpose="queries")
+            made = build.add(Multiply, n, (*others, self.q_down), "queries, latents")
+            queries = build.add(Multiply, build.normalize(made[-1], self.q_norm), asking, "queries")
         compared, (latents, *gates) = made[: len(of_indexer[1:])], made[len(of_indexer[1:]) : len(others)]
         choice = build.reuse_choice(self.reuses_choice) if self.reuses_choice else None
         if indexer is not None:
             choice = indexer.choose(build, (queries[1], *compared), 1)
         norms, rope, temperature = (self.kv_norm, self.turned_norm), self.rope, self.temperature
-        q = build.prepare_latents(queries[0], latents, self.keys, *norms, rope, temperature, 0)
+        q = build.add(PrepareLatents, queries[0], latents, self.keys, *norms, rope, temperature, 0)
         heads = (self.n_heads, self.latent_dim, self.scale)
-        y = build.attend(q, 0, None, *heads, window=self.window, sinks=self.sinks, choice=choice)
-        y = build.multiply_heads(y, self.values)
+        y = build.add(Attend, q, 0, None, *heads, window=self.window, sinks=self.sinks, choice=choice)
+        y = build.add(MultiplyHeads, y, self.values)
         if gates:
-            y = build.gate(y, gates[0], GateKind.SIGMOID)
+            y = build.add(Gate, y, gates[0], GateKind.SIGMOID)
         build.add_product(y, self.o, "attention's output")

@@ -15,7 +15,7 @@ from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, 
 from augury.errors import CapacityError, OptionError, UnsupportedError
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Norm, Part
+    from augury.lowering.parts import Norm, Part
 
 _Blocks = Block | tuple[Block, ...] | None
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
-from augury.blocks.parts import Activation, GateKind
+from augury.lowering.operations import Activate, Constant, Convolve, Decay, DecayByKey, Gate, Multiply, Recur, ScaleToLength
+from augury.lowering.parts import Activation, GateKind
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Convolution, Linear, LinearRecurrence, Norm, Vector
     from augury.lowering.builder import Builder
+    from augury.lowering.parts import Convolution, Linear, LinearRecurrence, Norm, Vector
 
 
 @frozen
@@ -29,9 +30,9 @@ class ShortConvolution(Block):
     o: Linear  # C → E
 
     def lower(self, build: Builder) -> None:
-        (inputs,) = build.multiply(build.normalize(build.x, self.norm), self.inputs, purpose="convolution's inputs")
+        (inputs,) = build.add(Multiply, build.normalize(build.x, self.norm), (self.inputs,), "convolution's inputs")
         b, c, v = inputs.split(*[self.conv.n_channels] * 3)
-        build.add_product(build.convolve([v], [self.conv], [0], before=b, after=c), self.o, "convolution's output")
+        build.add_product(build.add(Convolve, (v,), (self.conv,), (0,), before=b, after=c), self.o, "convolution's output")
 
 
 @frozen
@@ -59,15 +60,15 @@ class GatedDeltaNet(Block):
     def lower(self, build: Builder) -> None:
         heads, linears = self.recurrence, (self.inputs, self.gate, self.alpha, self.beta)
         n = build.normalize(build.x, self.norm)
-        inputs, gates, alpha, beta = build.multiply(n, *linears, purpose="queries, keys, values, gates")
+        inputs, gates, alpha, beta = build.add(Multiply, n, linears, "queries, keys, values, gates")
         n_keys, n_values = heads.n_key_heads * heads.key_dim, heads.n_heads * heads.value_dim
-        both, values = build.convolve([inputs], [self.conv], [0], has_silu=True).split(2 * n_keys, n_values)
-        build.scale_to_length(both, heads.key_dim, self.eps, heads.n_key_heads, 1.0 / math.sqrt(heads.key_dim))
-        decays, betas = build.decay(alpha, beta, dt=self.dt, a=self.a)
+        both, values = build.add(Convolve, (inputs,), (self.conv,), (0,), has_silu=True).split(2 * n_keys, n_values)
+        build.add(ScaleToLength, both, heads.key_dim, self.eps, heads.n_key_heads, 1.0 / math.sqrt(heads.key_dim))
+        decays, betas = build.add(Decay, alpha, beta, dt=self.dt, a=self.a)
         queries, keys = both.split(n_keys, n_keys)
-        y = build.recur(heads, 1, queries, keys, values, decays, betas)
+        y = build.add(Recur, heads, 1, queries, keys, values, decays, betas)
         gate = GateKind.SIGMOID if self.has_sigmoid else Activation.SILU
-        build.add_product(build.gate(y, gates, gate, self.out_norm), self.o, "recurrence's output")
+        build.add_product(build.add(Gate, y, gates, gate, self.out_norm), self.o, "recurrence's output")
 
 
 @frozen
@@ -104,17 +105,17 @@ class KimiDeltaAttention(Block):
         heads, convs = self.recurrence, (self.q_conv, self.k_conv, self.v_conv)
         linears = (self.beta, self.decay_down or self.decay, self.gate_down or self.gate, self.q, self.k, self.v)
         n = build.normalize(build.x, self.norm)
-        beta, times, gates, *inputs = build.multiply(n, *linears, purpose="queries, keys, values")
+        beta, times, gates, *inputs = build.add(Multiply, n, linears, "queries, keys, values")
         if self.decay_down is not None:
-            (times,) = build.multiply(times, self.decay, purpose="decays")
+            (times,) = build.add(Multiply, times, (self.decay,), "decays")
         if self.gate_down is not None:
-            (gates,) = build.multiply(gates, self.gate, purpose="gates")
-        both, values = build.convolve(inputs, convs, range(3), has_silu=True).split(2 * self.q.n_out, self.v.n_out)
-        build.scale_to_length(both, heads.key_dim, self.eps, heads.n_heads, 1.0 / math.sqrt(heads.key_dim))
+            (gates,) = build.add(Multiply, gates, (self.gate,), "gates")
+        both, values = build.add(Convolve, tuple(inputs), convs, (0, 1, 2), has_silu=True).split(2 * self.q.n_out, self.v.n_out)
+        build.add(ScaleToLength, both, heads.key_dim, self.eps, heads.n_heads, 1.0 / math.sqrt(heads.key_dim))
         queries, keys = both.split(self.q.n_out, self.k.n_out)
-        decays, betas = build.decay_by_key(times, beta, keys, self.a, heads.key_dim, self.floor)
-        y = build.recur(heads, 3, queries, keys, values, decays, betas)
-        build.add_product(build.gate(y, gates, GateKind.SIGMOID, self.out_norm), self.o, "recurrence's output")
+        decays, betas = build.add(DecayByKey, times, beta, keys, self.a, heads.key_dim, self.floor)
+        y = build.add(Recur, heads, 3, queries, keys, values, decays, betas)
+        build.add_product(build.add(Gate, y, gates, GateKind.SIGMOID, self.out_norm), self.o, "recurrence's output")
 
 
 @frozen
@@ -137,12 +138,12 @@ class Mamba2(Block):
     def lower(self, build: Builder) -> None:
         heads = self.recurrence
         n_values, n_keys = heads.n_heads * heads.value_dim, heads.n_key_heads * heads.key_dim
-        (inputs,) = build.multiply(build.normalize(build.x, self.norm), self.inputs, purpose="recurrence's inputs")
+        (inputs,) = build.add(Multiply, build.normalize(build.x, self.norm), (self.inputs,), "recurrence's inputs")
         gates, x, t = inputs.split(n_values, self.conv.n_channels, heads.n_heads)
-        values, keys, queries = build.convolve([x], [self.conv], [0], has_silu=True).split(n_values, n_keys, n_keys)
-        decays, betas = build.decay(t, dt=self.dt, a=self.a)
-        y = build.recur(heads, 1, queries, keys, values, decays, betas)
-        gated = build.gate(y, gates, Activation.SILU, self.out_norm, values=values, skip=self.d, is_gated_first=True)
+        values, keys, queries = build.add(Convolve, (x,), (self.conv,), (0,), has_silu=True).split(n_values, n_keys, n_keys)
+        decays, betas = build.add(Decay, t, dt=self.dt, a=self.a)
+        y = build.add(Recur, heads, 1, queries, keys, values, decays, betas)
+        gated = build.add(Gate, y, gates, Activation.SILU, self.out_norm, values=values, skip=self.d, is_gated_first=True)
         build.add_product(gated, self.o, "recurrence's output")
 
 
@@ -174,16 +175,16 @@ class Mamba(Block):
     def lower(self, build: Builder) -> None:
         heads, is_by_channel = self.recurrence, self.recurrence.is_by_channel
         n = build.normalize(build.x, self.norm)
-        inputs, gates = build.multiply(n, self.value, self.gate, purpose="recurrence's inputs")
-        values = build.convolve([inputs], [self.conv], [0], has_silu=True)
-        made = build.multiply(values, self.t, self.key, self.query, purpose="steps, keys, queries")
+        inputs, gates = build.add(Multiply, n, (self.value, self.gate), "recurrence's inputs")
+        values = build.add(Convolve, (inputs,), (self.conv,), (0,), has_silu=True)
+        made = build.add(Multiply, values, (self.t, self.key, self.query), "steps, keys, queries")
         norms = (self.t_norm, self.key_norm, self.query_norm)
         t, keys, queries = (build.normalize(each, norm) for each, norm in zip(made, norms, strict=True))
-        (steps,) = build.multiply(t, self.dt, purpose="steps")
-        *decays, betas = build.decay(steps, a=None if is_by_channel else self.a)
+        (steps,) = build.add(Multiply, t, (self.dt,), "steps")
+        *decays, betas = build.add(Decay, steps, a=None if is_by_channel else self.a)
         of_head, of_channels = decays[0] if decays else None, self.a if is_by_channel else None
-        y = build.recur(heads, 1, queries, keys, values, of_head, betas, of_channels)
-        gated = build.gate(y, gates, Activation.SILU, values=values, skip=self.d)
+        y = build.add(Recur, heads, 1, queries, keys, values, of_head, betas, of_channels)
+        gated = build.add(Gate, y, gates, Activation.SILU, values=values, skip=self.d)
         build.add_product(gated, self.o, "recurrence's output", self.post_norm)
 
 
@@ -206,9 +207,9 @@ class LightningAttention(Block):
 
     def lower(self, build: Builder) -> None:
         n, linears = build.normalize(build.x, self.norm), (self.q, self.k, self.v, self.gate)
-        *made, gates = build.multiply(n, *linears, purpose="queries, keys, values, gates")
-        queries, keys, values = (build.activate(each, Activation.SILU) for each in made)
+        *made, gates = build.add(Multiply, n, linears, "queries, keys, values, gates")
+        queries, keys, values = (build.add(Activate, each, Activation.SILU) for each in made)
         n_heads = self.recurrence.n_heads
-        decays, betas = build.constant([*self.decays, *[1.0] * n_heads]).split(n_heads, n_heads)
-        y = build.recur(self.recurrence, 0, queries, keys, values, decays, betas)
-        build.add_product(build.gate(y, gates, GateKind.SIGMOID, self.out_norm), self.o, "recurrence's output")
+        decays, betas = build.add(Constant, (*self.decays, *[1.0] * n_heads)).split(n_heads, n_heads)
+        y = build.add(Recur, self.recurrence, 0, queries, keys, values, decays, betas)
+        build.add_product(build.add(Gate, y, gates, GateKind.SIGMOID, self.out_norm), self.o, "recurrence's output")

@@ -7,15 +7,30 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
-from augury.blocks.parts import GateKind, HasParts, Linear, Preparation
+from augury.lowering.attention import Attend
+from augury.lowering.operation import Value
+from augury.lowering.operations import (
+    Activate,
+    Add,
+    AddStream,
+    AddWeighed,
+    ComputeLogits,
+    Gate,
+    InitStreams,
+    Join,
+    LookUp,
+    Multiply,
+    ReadInput,
+    SetLayerInputs,
+)
+from augury.lowering.parts import GateKind, HasParts, Linear, Preparation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.blocks.block import PositionIndexer
-    from augury.blocks.parts import Activation, Integers, Norm, Part, Rope, Temperature, Vector
     from augury.lowering.builder import Builder
-    from augury.lowering.operation import Value
+    from augury.lowering.parts import Activation, Integers, Norm, Part, Rope, Temperature, Vector
 
 
 @frozen
@@ -54,15 +69,15 @@ class Embedding(Block):
         """See `Block.lower`: its output is the first x."""
         if self.weight is None:
             return
-        x = build.look_up(Linear(self.weight, self.n_embd, self.n_vocab), self.scale)
+        x = build.add(LookUp, Linear(self.weight, self.n_embd, self.n_vocab), self.scale)
         if self.positions is not None:
-            x = build.add_weighed(x, build.look_up(self.positions, is_by_position=True))
+            x = build.add(AddWeighed, x, build.add(LookUp, self.positions, is_by_position=True))
         x = build.normalize(x, self.norm)
         if (given := self.layer_inputs) is not None:
-            (made,) = build.multiply(x, given.projection, purpose="inputs of layers")
-            rows = build.look_up(given.table)
-            build.give_inputs(build.normalize(made, given.norm), rows, given.table_scale, given.scale)
-        build.begin_streams(x)
+            (made,) = build.add(Multiply, x, (given.projection,), "inputs of layers")
+            rows = build.add(LookUp, given.table)
+            build.add(SetLayerInputs, build.normalize(made, given.norm), rows, given.table_scale, given.scale)
+        build.add(InitStreams, (x,))
 
 
 @frozen
@@ -123,22 +138,28 @@ class Attention(Block):
         return states if indexer is None else (*states, *indexer.cached())
 
     def lower(self, build: Builder) -> None:
-        build.add(self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
+        build.add(Add, self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
 
     def output(self, build: Builder, n: Value) -> Value:
         """Its output, before the last norm, for n in place of norm(x)."""
         indexer, gate = self.indexer, self.gate
         if self.embedded_norm is not None:
-            n = build.join(build.normalize(build.embedded, self.embedded_norm), n)
+            n = build.add(Join, (build.normalize(build.embedded, self.embedded_norm), n))
         linears = (self.q,) if self.source is not None else (self.q, self.k, self.v)
         others = (*(() if indexer is None else indexer.linears), *(() if gate is None else (gate,)))
-        made = build.multiply(n, *others, *linears, purpose="queries, keys, values")
+        made = build.add(Multiply, n, (*others, *linears), "queries, keys, values")
         n_compared = len(others) - (gate is not None)
         choice = None if indexer is None else indexer.choose(build, made[:n_compared], 2)
         queries, *kept = made[len(others) :]
         q, *_ = self.keep(build, kept, queries)
-        y = build.attend(
-            *(q, 0, 1, self.n_heads, self.value_dim, self.scale),
+        y = build.add(
+            Attend,
+            q,
+            0,
+            1,
+            self.n_heads,
+            self.value_dim,
+            self.scale,
             window=self.window,
             chunk=self.chunk,
             softcap=self.softcap,
@@ -149,8 +170,8 @@ class Attention(Block):
             is_causal=self.is_causal,
         )
         if gate is not None:
-            y = build.gate(y, made[n_compared], self.gate_kind)
-        (y,) = build.multiply(build.normalize(y, self.out_norm), self.o, purpose="attention's output")
+            y = build.add(Gate, y, made[n_compared], self.gate_kind)
+        (y,) = build.add(Multiply, build.normalize(y, self.out_norm), (self.o,), "attention's output")
         return y
 
     def keep(
@@ -205,11 +226,11 @@ class FeedForward(Block):
     constants: tuple[float, ...] = ()  # of the activation
 
     def lower(self, build: Builder) -> None:
-        build.add(self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
+        build.add(Add, self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
 
     def output(self, build: Builder, n: Value) -> Value:
         """Its output, before the last norm, for n in place of norm(x)."""
-        (made,) = build.multiply(self._hidden(build, n), self.down, purpose="down")
+        (made,) = build.add(Multiply, self._hidden(build, n), (self.down,), "down")
         return made
 
     def feed(self, build: Builder, x: Value) -> Value:
@@ -218,11 +239,12 @@ class FeedForward(Block):
 
     def _hidden(self, build: Builder, x: Value) -> Value:
         linears = (self.up,) if self.gate is None else (self.gate, self.up)
-        gate, *up = build.multiply(x, *linears, purpose=", ".join(("gate", "up")[-len(linears) :]))
-        hidden = build.activate(
+        gate, *up = build.add(Multiply, x, linears, ", ".join(("gate", "up")[-len(linears) :]))
+        hidden = build.add(
+            Activate,
             gate,
             self.activation,
-            *up,
+            up[0] if up else None,
             divisors=self.divisors,
             limit=self.limit,
             limits_activated=self.limits_activated,
@@ -243,9 +265,9 @@ class LayerInput(Block):
     n_layers: int  # n
 
     def lower(self, build: Builder) -> None:
-        (gate,) = build.multiply(build.normalize(build.x, None), self.gate, purpose="gate of inputs")
-        e = build.read_input(self.index, self.n_layers, gate.width)
-        build.add_product(build.activate(gate, self.activation, e), self.o, "inputs of a layer", self.post_norm)
+        (gate,) = build.add(Multiply, build.normalize(build.x, None), (self.gate,), "gate of inputs")
+        e = build.add(ReadInput, self.index, self.n_layers, Value(gate.width))
+        build.add_product(build.add(Activate, gate, self.activation, e), self.o, "inputs of a layer", self.post_norm)
 
 
 @frozen
@@ -264,7 +286,7 @@ class SecondStream(Block):
         return True
 
     def lower(self, build: Builder) -> None:
-        build.add_stream(self.factor, self.first, swaps=self.swaps)
+        build.add(AddStream, self.factor, self.swaps, self.first)
 
 
 @frozen
@@ -283,4 +305,4 @@ class Output(Block):
     def lower(self, build: Builder) -> None:
         """See `Block.lower`: it makes logits of x."""
         if self.weight is not None:
-            build.give_logits(build.x, self.norm, self.weight, self.softcap)
+            build.add(ComputeLogits, build.x, self.norm, self.weight, self.softcap)

@@ -12,7 +12,7 @@ from augury.lowering.emitters import (
     connection_emitters,
     largest,
 )
-from augury.lowering.operation import CachedRows, Operation, Value, emitters_of, source_key
+from augury.lowering.operation import CachedRows, Operation, Value, emitters_of, makes, source_key
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -87,5 +87,6 @@ __all__ = [
     "connection_emitters",
     "emitters_of",
     "largest",
+    "makes",
     "source_key",
 ]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from augury.blocks.parts import Matrices, Norm, Preparation, Rope, Temperature, Vector
-from augury.lowering.operation import Operation, Value
+from augury.lowering.operation import Operation, Value, makes
+from augury.lowering.parts import Matrices, Norm, Preparation, Rope, Temperature, Vector
 
 
 @frozen(eq=False)
@@ -34,8 +34,8 @@ class PrepareHeads(Operation):
     dims: tuple[int, ...]  # values of a head
     steps: tuple[Preparation, ...]
     caches: tuple[int | None, ...]
-    source: int | None  # a layer whose caches these are; None: they are the block's
-    out: tuple[Value, ...]
+    source: int | None = None  # a layer whose caches these are; None: they are the block's
+    out: tuple[Value, ...] = makes(lambda each: tuple(Value(x.width) for x in each.x))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         for x, dim, steps in zip(self.x, self.dims, self.steps, strict=True):
@@ -64,7 +64,9 @@ class PrepareLatents(Operation):
     rope: Rope | None
     temperature: Temperature | None
     cache: int
-    out: Value  # H * (L + R)
+    out: Value = makes(
+        lambda each: Value(each.keys.n * (each.queries.width // each.keys.n - each.keys.n_in + each.keys.n_out))
+    )  # H * (L + R)
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         n_turned = self.latents.width - self.norm.size
@@ -81,7 +83,7 @@ class MultiplyHeads(Operation):
 
     x: Value
     matrices: Matrices
-    out: Value
+    out: Value = makes(lambda each: Value(each.matrices.n * each.matrices.n_out))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         yield "x", self.x.width, self.matrices.n * self.matrices.n_in
@@ -99,17 +101,18 @@ class Attend(Operation):
     keys: int
     values: int | None  # None: the first D_v numbers of keys
     n_heads: int
+    value_dim: int  # D_v
     scale: float
-    window: int | None
-    chunk: int | None
-    softcap: float | None
-    slopes: tuple[float, ...] | None
-    sinks: Vector | None
-    choice: PositionChoice | None
-    pooled: int | None
-    source: int | None  # a layer whose mixer keeps keys and values; None: the block does
-    is_causal: bool
-    out: Value  # H * D_v
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    slopes: tuple[float, ...] | None = None
+    sinks: Vector | None = None
+    choice: PositionChoice | None = None
+    pooled: int | None = None
+    source: int | None = None  # a layer whose mixer keeps keys and values; None: the block does
+    is_causal: bool = True
+    out: Value = makes(lambda each: Value(each.n_heads * each.value_dim))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         n = self.n_heads
@@ -130,11 +133,11 @@ class Choose(Operation):
     without weights; of equal ones the earlier is chosen. Without queries all blocks are.
     """
 
-    queries: Value | None  # H_i * D_i
-    weights: Value | None  # H_i
-    keys: int | None
-    n_chosen: int
-    out: PositionChoice
+    queries: Value | None = None  # H_i * D_i
+    weights: Value | None = None  # H_i
+    keys: int | None = None
+    n_chosen: int = 0
+    out: PositionChoice = makes(lambda _: PositionChoice(1))
 
     def seen(self) -> tuple[int, ...]:
         return () if self.keys is None else (self.keys,)

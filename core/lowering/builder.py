@@ -2,58 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import ParamSpec, Protocol, TypeVar
 
-from augury.blocks.parts import (
-    Activation,
-    Convolution,
-    Experts,
-    GateKind,
-    Linear,
-    LinearRecurrence,
-    Matrices,
-    Norm,
-    Preparation,
-    Rope,
-    Router,
-    SequenceState,
-    Temperature,
-    Vector,
-)
-from augury.lowering.attention import Attend, Choose, ChooseByHead, MultiplyHeads, PositionChoice, PrepareHeads, PrepareLatents
+from augury.lowering.attention import PositionChoice, PrepareHeads
 from augury.lowering.field_types import type_flaws
 from augury.lowering.operation import CachedRows, Operation, Value
-from augury.lowering.operations import (
-    Activate,
-    Add,
-    AddStream,
-    AddWeighed,
-    ComputeLogits,
-    Constant,
-    Convolve,
-    ConvolveBlock,
-    Decay,
-    DecayByKey,
-    FeedExperts,
-    Gate,
-    InitStreams,
-    Join,
-    LookUp,
-    Multiply,
-    Normalize,
-    ReadHidden,
-    ReadInput,
-    ReadTokens,
-    Recur,
-    Route,
-    Routes,
-    ScaleToLength,
-    SetLayerInputs,
-)
+from augury.lowering.operations import Add, AddStream, ComputeLogits, InitStreams, Multiply, Normalize, ScaleToLength
+from augury.lowering.parts import Linear, Norm, Preparation, SequenceState
+
+_Fields = ParamSpec("_Fields")
+_Out_co = TypeVar("_Out_co", covariant=True)
+
+
+class _Makes(Protocol[_Out_co]):
+    """An operation that makes such values."""
+
+    @property
+    def out(self) -> _Out_co: ...
 
 
 class Builder:
-    """The list on which `Block.lower` writes operations: each method adds one, and returns the values that it makes.
+    """The list on which `Block.lower` writes operations.
 
     Attributes:
         x: The residual stream as the block sees it, (n, E).
@@ -114,158 +84,20 @@ class Builder:
         if written != expected:
             yield f"its operations keep rows of {written} values by cache, `cached` says {expected}"
 
-    def write(self, operation: Operation) -> tuple[Value, ...]:
-        """Add an operation; returns the values that it makes."""
-        self.operations.append(operation)
-        return operation.made
-
-    def look_up(self, table: Linear, scale: float = 1.0, *, is_by_position: bool = False) -> Value:
-        """Rows of a matrix, scale * W[i], by the ids of tokens, or by their positions."""
-        return self.write(LookUp(table, scale, is_by_position, Value(table.n_in)))[0]
+    def add(self, kind: Callable[_Fields, _Makes[_Out_co]], *args: _Fields.args, **kwargs: _Fields.kwargs) -> _Out_co:
+        """Add an operation of a class, with its fields; returns its `out`, the values that it makes."""
+        operation = kind(*args, **kwargs)
+        self.operations.append(operation)  # type: ignore[arg-type] # `flaws` says if it is none
+        return operation.out
 
     def normalize(self, x: Value, norm: Norm | None) -> Value:
-        """norm(x), by groups of `norm.size` values; x itself without a norm."""
-        if norm is None and x not in (self.x, self.before):
-            return x
-        return self.write(Normalize(x, norm, Value(x.width)))[0]
-
-    def multiply(self, x: Value, *linears: Linear, purpose: str) -> tuple[Value, ...]:
-        """The products of x with matrices. `purpose` names them in profiles."""
-        return self.write(Multiply(x, linears, tuple(Value(linear.n_out) for linear in linears), purpose))
-
-    def add(self, y: Value, norm: Norm | None = None) -> None:
-        """Add y, or its norm, to the residual stream."""
-        self.operations.append(Add(y, norm))
-
-    def add_stream(self, factor: float, first: Vector | None, *, swaps: bool) -> None:
-        """Add the second residual stream; see `AddStream`."""
-        self.operations.append(AddStream(factor, swaps, first))
+        """norm(x), by groups of `norm.size` values; x itself without a norm, unless it is the residual stream."""
+        return x if norm is None and x not in (self.x, self.before) else self.add(Normalize, x, norm)
 
     def add_product(self, x: Value, linear: Linear, purpose: str, norm: Norm | None = None) -> None:
         """Add the product of x with a matrix, or its norm, to the residual stream."""
-        (y,) = self.multiply(x, linear, purpose=purpose)
-        self.add(y, norm)
-
-    def activate(
-        self,
-        x: Value,
-        activation: Activation | GateKind,
-        up: Value | None = None,
-        *,
-        divisors: Vector | None = None,
-        limit: float | None = None,
-        limits_activated: bool = False,
-        constants: tuple[float, ...] = (),
-    ) -> Value:
-        """activation(x) / divisors * up, of the arguments that are given; see `Activate`."""
-        return self.write(Activate(x, activation, up, divisors, limit, limits_activated, constants, Value(x.width)))[0]
-
-    def route(self, logits: Value, router: Router) -> Routes:
-        """The experts that a router chooses, and their weights."""
-        out = Routes(router.n_used)
-        self.operations.append(Route(logits, router, out))
-        return out
-
-    def feed_experts(self, x: Value, routes: Routes, experts: Experts) -> Value:
-        """The weighed sum of the outputs of a token's experts for x."""
-        return self.write(FeedExperts(x, routes, experts, Value(experts.down.n_out)))[0]
-
-    def add_weighed(self, y: Value, other: Value, gate: Vector | None = None, x: Value | None = None) -> Value:
-        """The sum y + other, or y + sigmoid(gate · x) * other."""
-        return self.write(AddWeighed(y, other, gate, x, Value(y.width)))[0]
-
-    def read_input(self, index: int, n_layers: int, width: int) -> Value:
-        """The rows that the embedding made for one of n layers."""
-        return self.write(ReadInput(index, n_layers, Value(width)))[0]
-
-    def read_tokens(self) -> Value:
-        """The ids of tokens, as floats."""
-        return self.write(ReadTokens(Value(1)))[0]
-
-    def read_hidden(self, width: int) -> Value:
-        """The hidden states that the pass is given."""
-        return self.write(ReadHidden(Value(width)))[0]
-
-    def join(self, *x: Value) -> Value:
-        """Values side by side."""
-        return self.write(Join(x, Value(sum(each.width for each in x))))[0]
-
-    def begin_streams(self, *y: Value) -> None:
-        """Let the residual streams become y, one for each, or one for all."""
-        self.operations.append(InitStreams(y))
-
-    def give_inputs(self, x: Value, other: Value, factor: float, scale: float) -> None:
-        """Let the inputs of all layers, side by side, become scale * (x + factor * other)."""
-        self.operations.append(SetLayerInputs(x, other, factor, scale))
-
-    def give_logits(self, x: Value, norm: Norm | None, linear: Linear, softcap: float | None = None) -> None:
-        """Let the logits become linear(norm(x)), capped; x may be the residual stream itself."""
-        self.operations.append(ComputeLogits(x, norm, linear, softcap))
-
-    def constant(self, numbers: Sequence[float]) -> Value:
-        """Rows of which each has these numbers."""
-        return self.write(Constant(tuple(numbers), Value(len(numbers))))[0]
-
-    def gate(
-        self,
-        y: Value,
-        gates: Value,
-        activation: Activation | GateKind,
-        norm: Norm | None = None,
-        *,
-        values: Value | None = None,
-        skip: Vector | None = None,
-        is_gated_first: bool = False,
-    ) -> Value:
-        """norm(y + skip * values) * activation(gates), or gated before the norm."""
-        return self.write(Gate(y, gates, activation, norm, values, skip, is_gated_first, Value(y.width)))[0]
-
-    def convolve(
-        self,
-        x: Sequence[Value],
-        convs: Sequence[Convolution],
-        states: Sequence[int],
-        *,
-        has_silu: bool = False,
-        before: Value | None = None,
-        after: Value | None = None,
-    ) -> Value:
-        """The product after * conv(before * x), of several x side by side, through SiLU with `has_silu`."""
-        out = Value(sum(conv.n_channels for conv in convs))
-        return self.write(Convolve(tuple(x), tuple(convs), tuple(states), has_silu, before, after, out))[0]
-
-    def convolve_block(self, x: Value, weights: Value, base: Vector, n_taps: int, side: int) -> Value:
-        """The convolution of x over the tokens of a block, with weights of each token's own; see `ConvolveBlock`."""
-        return self.write(ConvolveBlock(x, weights, base, n_taps, side, Value(x.width)))[0]
-
-    def scale_to_length(self, x: Value, size: int, eps: float, n_scaled: int, scale: float) -> None:
-        """Divide the heads of x by their lengths, in place, and multiply the first of them by a scale."""
-        self.operations.append(ScaleToLength(x, size, eps, n_scaled, scale))
-
-    def decay(
-        self, t: Value, b: Value | None = None, *, dt: Vector | None = None, a: Vector | None = None
-    ) -> tuple[Value, ...]:
-        """Decays and betas of heads; betas alone without a."""
-        return self.write(Decay(t, b, dt, a, tuple(Value(t.width) for _ in range(1 if a is None else 2))))
-
-    def decay_by_key(self, t: Value, b: Value, keys: Value, a: Vector, key_dim: int, floor: float | None) -> tuple[Value, ...]:
-        """Decays by key channel, and betas of heads."""
-        return self.write(DecayByKey(t, b, keys, a, key_dim, floor, (Value(t.width), Value(b.width))))
-
-    def recur(
-        self,
-        heads: LinearRecurrence,
-        state: int,
-        queries: Value,
-        keys: Value,
-        values: Value,
-        decays: Value | None,
-        betas: Value,
-        a: Vector | None = None,
-    ) -> Value:
-        """The output of the matrices of heads for the queries."""
-        out = Value(heads.n_heads * heads.value_dim)
-        return self.write(Recur(heads, state, queries, keys, values, decays, betas, a, out))[0]
+        (y,) = self.add(Multiply, x, (linear,), purpose)
+        self.add(Add, y, norm)
 
     def prepare_heads(
         self,
@@ -279,86 +111,7 @@ class Builder:
         caches = [None] * len(x) if caches is None else caches
         if all(each.is_nothing for each in steps) and not any(cache is not None for cache in caches):
             return tuple(x)
-        out = tuple(Value(each.width) for each in x)
-        return self.write(PrepareHeads(tuple(x), tuple(dims), tuple(steps), tuple(caches), source, out))
-
-    def prepare_latents(
-        self,
-        queries: Value,
-        latents: Value,
-        keys: Matrices,
-        norm: Norm,
-        turned_norm: Norm | None,
-        rope: Rope | None,
-        temperature: Temperature | None,
-        cache: int,
-    ) -> Value:
-        """Queries that ask for latents, which are kept."""
-        out = Value(keys.n * (queries.width // keys.n - keys.n_in + keys.n_out))
-        return self.write(PrepareLatents(queries, latents, keys, norm, turned_norm, rope, temperature, cache, out))[0]
-
-    def multiply_heads(self, x: Value, matrices: Matrices) -> Value:
-        """The product of each head with a matrix of its own."""
-        return self.write(MultiplyHeads(x, matrices, Value(matrices.n * matrices.n_out)))[0]
-
-    def attend(
-        self,
-        queries: Value,
-        keys: int,
-        values: int | None,
-        n_heads: int,
-        value_dim: int,
-        scale: float,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        slopes: tuple[float, ...] | None = None,
-        sinks: Vector | None = None,
-        choice: PositionChoice | None = None,
-        pooled: int | None = None,
-        source: int | None = None,
-        is_causal: bool = True,
-    ) -> Value:
-        """The values that heads mix by their queries; see `Attend`."""
-        made = Attend(
-            queries,
-            keys,
-            values,
-            n_heads,
-            scale,
-            window=window,
-            chunk=chunk,
-            softcap=softcap,
-            slopes=slopes,
-            sinks=sinks,
-            choice=choice,
-            pooled=pooled,
-            source=source,
-            is_causal=is_causal,
-            out=Value(n_heads * value_dim),
-        )
-        return self.write(made)[0]
-
-    def choose(
-        self, queries: Value, weights: Value | None, keys: int, n_chosen: int, *, size: int = 1, window: int | None = None
-    ) -> PositionChoice:
-        """The whole blocks of `size` positions that score highest by the keys of their last ones; see `Choose`."""
-        out = PositionChoice(1, size=size, window=window)
-        self.operations.append(Choose(queries, weights, keys, n_chosen, out))
-        return out
-
-    def choose_all(self, size: int, window: int) -> PositionChoice:
-        """The last positions, and the pooled rows of all whole blocks."""
-        out = PositionChoice(1, size=size, window=window, is_all=True)
-        self.operations.append(Choose(None, None, None, 0, out))
-        return out
-
-    def choose_by_head(self, queries: Value, n_heads: int, keys: int, n_chosen: int, n_local: int, size: int) -> PositionChoice:
-        """The blocks of `size` positions that score highest, for each head by itself; see `ChooseByHead`."""
-        out = PositionChoice(n_heads, size=size)
-        self.operations.append(ChooseByHead(queries, keys, n_chosen, n_local, out))
-        return out
+        return self.add(PrepareHeads, tuple(x), tuple(dims), tuple(steps), tuple(caches), source)
 
     def reuse_choice(self, size: int = 1) -> PositionChoice:
         """The choice of the nearest layer before that makes one, of blocks of `size` positions."""

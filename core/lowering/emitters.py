@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import frozen
 
-from augury.blocks.block import AllStreams, Connection
 from augury.errors import UnsupportedError
 from augury.lowering.operation import Operation
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
-    from augury.blocks.block import Block
+    from augury.blocks.block import Block, Connection
     from augury.blocks.plan import ModelPlan
     from augury.blocks.transformer import Output
     from augury.types import ModelOptions
@@ -178,8 +177,8 @@ class ConnectionEmitter(ABC):
         """Write the rows that the block gives to the streams: `tape.take_added` of `numba-cpu`, `tape.x` of `numba-cuda`."""
 
 
-def connection_emitters(plan: ModelPlan, backend: str, of_all_streams: type) -> dict[Connection, Any]:
-    """The emitters of a plan's connections, `of_all_streams` that of `AllStreams`.
+def connection_emitters(plan: ModelPlan, backend: str, own: Mapping[type, Any]) -> dict[Connection, Any]:
+    """The emitters of a plan's connections, `own` the backend's by what they emit.
 
     Raises:
         UnsupportedError: A connection has none for the backend, or something would read or add to one of several streams.
@@ -196,7 +195,7 @@ def connection_emitters(plan: ModelPlan, backend: str, of_all_streams: type) -> 
             odd += ["Router.is_early" for block in layer.blocks if hasattr(block, "router") and block.router.is_early]
         if odd and (n_streams > 1 or any(block.connection for block in layer.blocks)):
             raise UnsupportedError(f"several residual streams in a layer with {odd[0]}; use backend reference")
-    kinds = {each: of_all_streams if isinstance(each, AllStreams) else each.kernel_for(backend) for each in plan.connections}
+    kinds = {each: own.get(type(each)) or each.kernel_for(backend) for each in plan.connections}
     if unknown := [type(each).__name__ for each, kind in kinds.items() if kind is None]:
         raise UnsupportedError(f"connection {unknown[0]}, which backend {backend} does not compute; use backend reference")
     return {each: kind(each, plan) for each, kind in kinds.items()}

@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import attrs
 import numpy as np
 
-from augury.blocks import parts
+from augury.lowering import parts
 from augury.lowering.operation import Value
 
 _WORDS: Mapping[object, str] = {

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Self, get_args, get_origin
 
-from attrs import evolve, fields, frozen
+from attrs import Factory, evolve, field, fields, frozen
 
-from augury.blocks.parts import HasKernels
+from augury.lowering.parts import HasKernels
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import SequenceState
+    from augury.lowering.parts import SequenceState
 
 
 @frozen(eq=False)
@@ -50,9 +50,14 @@ class CachedRows:
     width: int
 
 
+def makes(out: Callable[[Any], Any]) -> Any:
+    """A field `out` that is made of the operation's other fields, if it is not given."""
+    return field(default=Factory(out, takes_self=True))
+
+
 @frozen(eq=False)
 class Operation(HasKernels):
-    """A step of a block. Fields named `out` are the values that it makes; its other values are read.
+    """A step of a block. A field `out`, the last, has the value or values that it makes; its other values are read.
 
     Attributes:
         kernels: See `HasKernels`: a function of one row, or a class that writes the calls of kernels.
@@ -66,9 +71,14 @@ class Operation(HasKernels):
     """
 
     @property
+    def out(self) -> Any:
+        """The value that it makes, or the values; those without such a field make none."""
+        return ()
+
+    @property
     def made(self) -> tuple[Value, ...]:
         """The values that it makes."""
-        return tuple(_values(getattr(self, "out", ())))
+        return tuple(_values(self.out))
 
     @property
     def read(self) -> tuple[Value, ...]:

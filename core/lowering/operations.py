@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from augury.blocks.parts import (
+from augury.lowering.operation import Operation, Value, makes
+from augury.lowering.parts import (
     Activation,
     Convolution,
     Experts,
@@ -26,7 +27,6 @@ from augury.blocks.parts import (
     SequenceState,
     Vector,
 )
-from augury.lowering.operation import Operation, Value
 
 _N_CONSTANTS: dict[Activation | GateKind, int] = {Activation.SITU: 2, Activation.XIELU: 4}
 
@@ -37,7 +37,7 @@ class Normalize(Operation):
 
     x: Value
     norm: Norm | None
-    out: Value
+    out: Value = makes(lambda each: Value(each.x.width))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         if self.norm is not None:
@@ -50,8 +50,8 @@ class Multiply(Operation):
 
     x: Value
     linears: tuple[Linear, ...]
-    out: tuple[Value, ...]
     purpose: str  # the products' name in a profile
+    out: tuple[Value, ...] = makes(lambda each: tuple(Value(linear.n_out) for linear in each.linears))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         for linear, out in zip(self.linears, self.out, strict=True):
@@ -64,7 +64,7 @@ class Add(Operation):
     """x += norm(y), once all that the block reads of x is read."""
 
     y: Value
-    norm: Norm | None
+    norm: Norm | None = None
 
 
 @frozen(eq=False)
@@ -82,12 +82,12 @@ class Activate(Operation):
 
     x: Value
     activation: Activation | GateKind
-    up: Value | None
-    divisors: Vector | None
-    limit: float | None  # x is at most that, up between it and its negative
-    limits_activated: bool  # not x is at most that, but its activation
-    constants: tuple[float, ...]  # of the activation
-    out: Value
+    up: Value | None = None
+    divisors: Vector | None = None
+    limit: float | None = None  # x is at most that, up between it and its negative
+    limits_activated: bool = False  # not x is at most that, but its activation
+    constants: tuple[float, ...] = ()  # of the activation
+    out: Value = makes(lambda each: Value(each.x.width))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         yield "up", self.x.width if self.up is None else self.up.width, self.x.width
@@ -106,7 +106,7 @@ class Route(Operation):
 
     logits: Value
     router: Router
-    out: Routes  # n_used
+    out: Routes = makes(lambda each: Routes(each.router.n_used))
 
 
 @frozen(eq=False)
@@ -116,7 +116,7 @@ class FeedExperts(Operation):
     x: Value
     routes: Routes
     experts: Experts
-    out: Value
+    out: Value = makes(lambda each: Value(each.experts.down.n_out))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         experts = self.experts
@@ -132,9 +132,9 @@ class AddWeighed(Operation):
 
     y: Value
     other: Value
-    gate: Vector | None
-    x: Value | None
-    out: Value
+    gate: Vector | None = None
+    x: Value | None = None
+    out: Value = makes(lambda each: Value(each.y.width))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         yield "other", self.other.width, self.y.width
@@ -155,7 +155,7 @@ class ReadInput(Operation):
 class ReadTokens(Operation):
     """out = the ids of tokens, as floats."""
 
-    out: Value  # 1
+    out: Value = makes(lambda _: Value(1))
 
 
 @frozen(eq=False)
@@ -170,7 +170,7 @@ class Join(Operation):
     """out = several values side by side."""
 
     x: tuple[Value, ...]
-    out: Value
+    out: Value = makes(lambda each: Value(sum(value.width for value in each.x)))
 
 
 @frozen(eq=False)
@@ -185,7 +185,7 @@ class Constant(Operation):
     """Every row of out has these numbers."""
 
     numbers: tuple[float, ...]
-    out: Value
+    out: Value = makes(lambda each: Value(len(each.numbers)))
 
 
 @frozen(eq=False)
@@ -199,11 +199,11 @@ class Gate(Operation):
     y: Value
     gates: Value
     activation: Activation | GateKind
-    norm: Norm | None
-    values: Value | None
-    skip: Vector | None
-    is_gated_first: bool
-    out: Value
+    norm: Norm | None = None
+    values: Value | None = None
+    skip: Vector | None = None
+    is_gated_first: bool = False
+    out: Value = makes(lambda each: Value(each.y.width))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         width = self.y.width
@@ -228,10 +228,10 @@ class Convolve(Operation):
     x: tuple[Value, ...]
     convs: tuple[Convolution, ...]
     states: tuple[int, ...]  # places in `Block.states`
-    has_silu: bool
-    before: Value | None
-    after: Value | None
-    out: Value
+    has_silu: bool = False
+    before: Value | None = None
+    after: Value | None = None
+    out: Value = makes(lambda each: Value(sum(conv.n_channels for conv in each.convs)))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         for x, conv in zip(self.x, self.convs, strict=True):
@@ -254,7 +254,7 @@ class ConvolveBlock(Operation):
     base: Vector  # (2, n_taps, E)
     n_taps: int
     side: int
-    out: Value  # E
+    out: Value = makes(lambda each: Value(each.x.width))
 
     @property
     def n_groups(self) -> int:
@@ -292,10 +292,12 @@ class Decay(Operation):
     """
 
     t: Value
-    b: Value | None
-    dt: Vector | None
-    a: Vector | None
-    out: tuple[Value, ...]  # decays, betas; or betas
+    b: Value | None = None
+    dt: Vector | None = None
+    a: Vector | None = None
+    out: tuple[Value, ...] = makes(
+        lambda each: tuple(Value(each.t.width) for _ in range(1 if each.a is None else 2))
+    )  # decays, betas
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         yield "b", self.t.width if self.b is None else self.b.width, self.t.width
@@ -317,7 +319,7 @@ class DecayByKey(Operation):
     a: Vector  # (H,)
     key_dim: int  # K
     floor: float | None
-    out: tuple[Value, ...]  # decays (n, H K), betas (n, H)
+    out: tuple[Value, ...] = makes(lambda each: (Value(each.t.width), Value(each.b.width)))  # decays, betas
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         yield "t", self.t.width, self.b.width * self.key_dim
@@ -336,8 +338,8 @@ class Recur(Operation):
     values: Value  # H V
     decays: Value | None  # None: they are exp(a * betas)
     betas: Value
-    a: Vector | None  # (H V, K)
-    out: Value  # H V
+    a: Vector | None = None  # (H V, K)
+    out: Value = makes(lambda each: Value(each.heads.n_heads * each.heads.value_dim))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         heads = self.heads
@@ -360,9 +362,9 @@ class LookUp(Operation):
     """out = scale * W[i], rows of a matrix by the ids of tokens, or by their positions."""
 
     table: Linear  # P → as many rows as there are ids
-    scale: float
-    is_by_position: bool
-    out: Value  # P
+    scale: float = 1.0
+    is_by_position: bool = False
+    out: Value = makes(lambda each: Value(each.table.n_in))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         yield f"a row of {self.table.weight}", self.out.width, self.table.n_in
@@ -388,7 +390,7 @@ class ComputeLogits(Operation):
     x: Value
     norm: Norm | None
     linear: Linear
-    softcap: float | None
+    softcap: float | None = None
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         yield f"x of {self.linear.weight}", self.x.width, self.linear.n_in

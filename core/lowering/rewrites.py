@@ -13,7 +13,7 @@ from augury.lowering.operation import Operation, Value
 from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multiply, Normalize
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Linear
+    from augury.lowering.parts import Linear
 
 
 @frozen(eq=False)

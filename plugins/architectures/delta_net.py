@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks import Block, Convolution, GateKind, Layer, LinearRecurrence
+from augury.lowering import Activate, Constant, Convolve, Multiply, Recur, ScaleToLength
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer
 
@@ -44,13 +45,13 @@ class DeltaNetMixer(Block):
 
     def lower(self, build: Builder) -> None:
         heads, n = self.recurrence, build.normalize(build.x, self.norm)
-        *inputs, beta = build.multiply(n, self.q, self.k, self.v, self.beta, purpose="queries, keys, values, betas")
-        made = build.convolve(inputs, (self.q_conv, self.k_conv, self.v_conv), range(3), has_silu=True)
+        *inputs, beta = build.add(Multiply, n, (self.q, self.k, self.v, self.beta), "queries, keys, values, betas")
+        made = build.add(Convolve, tuple(inputs), (self.q_conv, self.k_conv, self.v_conv), (0, 1, 2), has_silu=True)
         both, values = made.split(2 * self.q.n_out, self.v.n_out)
-        build.scale_to_length(both, heads.key_dim, _EPS, heads.n_heads, heads.key_dim**-0.5)
+        build.add(ScaleToLength, both, heads.key_dim, _EPS, heads.n_heads, heads.key_dim**-0.5)
         queries, keys = both.split(self.q.n_out, self.k.n_out)
-        decays, betas = build.constant([1.0] * heads.n_heads), build.activate(beta, GateKind.SIGMOID)
-        y = build.recur(heads, 3, queries, keys, values, decays, betas)
+        decays, betas = build.add(Constant, (1.0,) * heads.n_heads), build.add(Activate, beta, GateKind.SIGMOID)
+        y = build.add(Recur, heads, 3, queries, keys, values, decays, betas)
         build.add_product(build.normalize(y, self.out_norm), self.o, "recurrence's output")
 
 

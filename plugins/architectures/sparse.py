@@ -11,7 +11,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.blocks import Activation, Gating, Layer, Linear, Norm, NormKind, PositionIndexer, Preparation, Rope
-from augury.lowering import Builder, PositionChoice, Value
+from augury.lowering import Builder, Choose, ChooseByHead, PositionChoice, Value
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts
 from augury.plugins.architectures.latent import DeepSeek2, Mistral4, latent_attention
@@ -50,7 +50,7 @@ class Indexer(PositionIndexer):
         q, k, weights = made
         steps = (Preparation(rope=self.rope), Preparation(norm=self.k_norm, rope=self.rope))
         q, _ = build.prepare_heads((q, k), (self.k.n_out,) * 2, steps, (None, cache))
-        return build.choose(q, weights, cache, self.n_chosen)
+        return build.add(Choose, q, weights, cache, self.n_chosen)
 
 
 @frozen
@@ -82,7 +82,7 @@ class BlockIndexer(PositionIndexer):
         steps = tuple(Preparation(norm=norm, rope=self.rope) for norm in (self.q_norm, self.k_norm))
         q, _ = build.prepare_heads(made, (self.k.n_out,) * 2, steps, (None, cache))
         n_heads = self.q.n_out // self.k.n_out
-        return build.choose_by_head(q, n_heads, cache, self.n_chosen, self.n_local, self.size)
+        return build.add(ChooseByHead, q, cache, self.n_chosen, self.n_local, PositionChoice(n_heads, size=self.size))
 
 
 def indexer(decoder: Decoder, layer: int, rope: Rope, eps: float = _EPS) -> Indexer:

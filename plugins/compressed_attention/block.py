@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from augury.blocks import Block, Preparation
+from augury.lowering import Attend, Choose, Multiply, MultiplyHeads, PositionChoice
 
 if TYPE_CHECKING:
     from augury.blocks import Linear, Matrices, Norm, Rope, Vector
-    from augury.lowering import Builder, PositionChoice, Value
+    from augury.lowering import Builder, Value
     from augury.plugins.pooling import PoolIndexer, Pooling
 
 
@@ -64,9 +65,9 @@ class CompressedAttention(Block):
         pooling, indexer, size = self.pooling, self.indexer, self.head_dim
         to_pool, compared = () if pooling is None else pooling.linears, () if indexer is None else indexer.linears
         n, linears = build.normalize(build.x, self.norm), (self.kv, *to_pool, *compared[1:], self.q_down)
-        row, *others, down = build.multiply(n, *linears, purpose="queries, rows")
+        row, *others, down = build.add(Multiply, n, linears, "queries, rows")
         asking = build.normalize(down, self.q_norm)
-        *of_indexer, q = build.multiply(asking, *compared[:1], self.q, purpose="queries")
+        *of_indexer, q = build.add(Multiply, asking, (*compared[:1], self.q), "queries")
         steps = [Preparation(norm=norm, rope=self.rope) for norm in (self.head_norm, self.kv_norm)]
         q, _ = build.prepare_heads([q, row], [size, size], steps, [None, 0])
         choice = None
@@ -75,12 +76,12 @@ class CompressedAttention(Block):
             choice = self._choice(build, pooling.size, [*of_indexer, *others[len(to_pool) :]])
         heads, pooled = (self.n_heads, size, self.scale), None if choice is None else 2
         window = self.window if choice is None else None  # a list has no other positions than those in the window
-        y = build.attend(q, 0, None, *heads, window=window, sinks=self.sinks, choice=choice, pooled=pooled)
+        y = build.add(Attend, q, 0, None, *heads, window=window, sinks=self.sinks, choice=choice, pooled=pooled)
         (y,) = build.prepare_heads([y], [size], [Preparation(rope=evolve(self.rope, frequencies=-self.rope.frequencies))])
-        build.add_product(build.multiply_heads(y, self.groups), self.o, "attention's output")
+        build.add_product(build.add(MultiplyHeads, y, self.groups), self.o, "attention's output")
 
     def _choice(self, build: Builder, size: int, compared: list[Value]) -> PositionChoice:
         """The last tokens, and the blocks that take part."""
         if self.indexer is None:
-            return build.choose_all(size, self.window)
+            return build.add(Choose, out=PositionChoice(1, size=size, window=self.window, is_all=True))
         return self.indexer.choose(build, compared, 3, window=self.window)

@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.blocks import Block, Preparation
-from augury.lowering import CachedRows, Operation, Value
+from augury.lowering import Add, AddWeighed, CachedRows, Convolve, Multiply, Operation, ReadTokens, Value, makes
 
 if TYPE_CHECKING:
     from augury.blocks import Convolution, Linear, Norm
@@ -77,7 +77,7 @@ class LookUpNgrams(Operation):
     first: tuple[int, ...]  # by head
     size: tuple[int, ...]
     eos: int
-    out: Value  # heads * P
+    out: Value = makes(lambda each: Value(len(each.size) * each.table.n_in))
 
     kernels: ClassVar[Mapping[str, Any]] = {
         "reference": look_up,
@@ -87,7 +87,6 @@ class LookUpNgrams(Operation):
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
         yield "tokens", self.tokens.width, 1
-        yield "rows of heads", self.out.width, len(self.size) * self.table.n_in
 
 
 @frozen(eq=False)
@@ -103,7 +102,7 @@ class GateStreams(Operation):
     key_norm: Norm
     query_norm: Norm
     norm: Norm
-    out: tuple[Value, Value]  # S * E each
+    out: tuple[Value, Value] = makes(lambda each: (Value(each.x.width), Value(each.x.width)))
 
     kernels: ClassVar[Mapping[str, Any]] = {
         "reference": gate_streams,
@@ -149,9 +148,8 @@ class NgramMemory(Block):
 
     def lower(self, build: Builder) -> None:
         x = build.normalize(build.x, None)
-        build.prepare_heads([build.read_tokens()], [1], [Preparation()], [0])
-        rows, streams = Value(self.key.n_in), (Value(x.width), Value(x.width))
-        build.write(LookUpNgrams(CachedRows(0, 1), self.table, self.multipliers, self.first, self.size, self.eos, rows))
-        keys, values = build.multiply(rows, self.key, self.value, purpose="keys and values of n-grams")
-        given, normed = build.write(GateStreams(x, keys, values, self.key_norm, self.query_norm, self.conv_norm, streams))
-        build.add(build.add_weighed(given, build.convolve([normed], [self.conv], [0], has_silu=True)))
+        build.prepare_heads([build.add(ReadTokens)], [1], [Preparation()], [0])
+        rows = build.add(LookUpNgrams, CachedRows(0, 1), self.table, self.multipliers, self.first, self.size, self.eos)
+        keys, values = build.add(Multiply, rows, (self.key, self.value), "keys and values of n-grams")
+        given, normed = build.add(GateStreams, x, keys, values, self.key_norm, self.query_norm, self.conv_norm)
+        build.add(Add, build.add(AddWeighed, given, build.add(Convolve, (normed,), (self.conv,), (0,), has_silu=True)))

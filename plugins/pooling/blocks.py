@@ -9,11 +9,11 @@ import numpy as np
 from attrs import frozen
 
 from augury.blocks import HasParts, PositionIndexer, Preparation
-from augury.lowering import CachedRows, Operation, Value
+from augury.lowering import CachedRows, Choose, Operation, PositionChoice, Value
 
 if TYPE_CHECKING:
     from augury.blocks import Linear, Norm, Rope, Vector
-    from augury.lowering import Builder, PositionChoice
+    from augury.lowering import Builder
 
 _ROOM = "augury.plugins.pooling"
 
@@ -54,10 +54,10 @@ class Pooling(HasParts):
         """Write operations that pool products of its `linears`; its caches are those of the block from place `cache` on."""
         values, weights = made[0], made[1] if self.weights is not None else None
         kept = CachedRows(cache, self.values.n_out * len(made))
-        build.write(KeepToPool(build.normalize(values, self.value_norm), weights, self.places, self.size, kept))
-        row = build.write(Pool(kept, self.size, weights is not None, self.overlaps, Value(self.width)))
+        build.add(KeepToPool, build.normalize(values, self.value_norm), weights, self.places, self.size, kept)
+        row = build.add(Pool, kept, self.size, weights is not None, self.overlaps, Value(self.width))
         steps = Preparation(norm=self.norm, rope=self.rope, lag=self.size - 1)
-        build.prepare_heads(row, [self.width], [steps], [cache + 1])
+        build.prepare_heads([row], [self.width], [steps], [cache + 1])
 
 
 @frozen
@@ -89,7 +89,7 @@ class PoolIndexer(PositionIndexer):
         self.keys.pool(build, others[:n_pooled], cache)
         (q,) = build.prepare_heads([q], [self.keys.width], [Preparation(norm=self.q_norm, rope=self.rope)])
         weights = others[n_pooled] if self.weights is not None else None
-        return build.choose(q, weights, cache + 1, self.n_chosen, size=self.keys.size, window=window)
+        return build.add(Choose, q, weights, cache + 1, self.n_chosen, PositionChoice(1, size=self.keys.size, window=window))
 
 
 def keep_to_pool(

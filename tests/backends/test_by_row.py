@@ -14,7 +14,7 @@ from augury.backends.numba_cpu.operations.by_row import _name
 from augury.blocks import Block, FeedForward, Vector
 from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.lowering import CachedRows, Operation, Value, source_key
+from augury.lowering import Activate, CachedRows, Multiply, Operation, Value, source_key
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
@@ -49,7 +49,7 @@ class Weave(Operation):
 class Named(Operation):
     x: Value
     name: Any
-    out: Value
+    out: tuple[Value, ...]
 
     kernels: ClassVar = {"numba-cpu": weave}
 
@@ -87,8 +87,8 @@ class Averaging(Block):
 
     def lower(self, build):
         n = build.normalize(build.x, self.inner.norm)
-        (mean,) = build.write(Average(n, CachedRows(0, n.width), Value(n.width)))
-        (up,) = build.multiply(mean, self.inner.up, purpose="up")
+        mean = build.add(Average, n, CachedRows(0, n.width), Value(n.width))
+        (up,) = build.add(Multiply, mean, (self.inner.up,), "up")
         build.add_product(up, self.inner.down, "down")
 
 
@@ -102,11 +102,10 @@ class Woven(Block):
 
     def lower(self, build):
         n = build.normalize(build.x, self.inner.norm)
-        gate, up = build.multiply(n, self.inner.gate, self.inner.up, purpose="products")
-        *_, rest = build.write(self.make(n, gate, up, Vector(self.inner.norm.weight, n.width)))
-        build.add_product(
-            build.activate(build.multiply(rest, self.inner.up, purpose="up")[0], self.inner.activation), self.inner.down, "down"
-        )
+        gate, up = build.add(Multiply, n, (self.inner.gate, self.inner.up), "products")
+        *_, rest = build.add(self.make, n, gate, up, Vector(self.inner.norm.weight, n.width))
+        (up,) = build.add(Multiply, rest, (self.inner.up,), "up")
+        build.add_product(build.add(Activate, up, self.inner.activation), self.inner.down, "down")
 
 
 def rows_of(backend, make):
@@ -145,7 +144,7 @@ def test_a_field_that_a_row_cannot_be_computed_of_is_refused():
     with pytest.raises(
         UnsupportedError, match="operation Named has a str; by rows numba-cpu takes values, vectors, and numbers"
     ):
-        rows_of("numba-cpu", lambda n, gate, up, weights: Named(n, "what", Value(n.width)))
+        rows_of("numba-cpu", lambda n, gate, up, weights: Named(n, "what", (Value(n.width),)))
 
 
 def test_code_is_compiled_again_where_its_file_or_what_it_encloses_is_another(tmp_path):

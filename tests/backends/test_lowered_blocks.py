@@ -14,7 +14,7 @@ from augury.blocks import Activation, Block, FeedForward, GateKind
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.lowering import Operation
+from augury.lowering import Activate, Add, Multiply, Operation
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
@@ -72,13 +72,13 @@ class Activated(Block):
 
     def lower(self, build):
         x, inner = build.normalize(build.x, self.inner.norm), self.inner
-        linears = [inner.up] if inner.gate is None else [inner.gate, inner.up]
+        linears = (inner.up,) if inner.gate is None else (inner.gate, inner.up)
         if self.is_apart:
-            products = [build.multiply(x, linear, purpose="a product")[0] for linear in linears]
+            products = [build.add(Multiply, x, (linear,), "a product")[0] for linear in linears]
         else:
-            products = build.multiply(x, *linears, purpose="products")
+            products = build.add(Multiply, x, linears, "products")
         limits = {"limit": inner.limit, "limits_activated": inner.limits_activated, "constants": inner.constants}
-        build.add_product(build.activate(products[0], inner.activation, *products[1:], **limits), inner.down, "down")
+        build.add_product(build.add(Activate, products[0], inner.activation, *products[1:], **limits), inner.down, "down")
 
 
 CONSTANTS = {Activation.SITU: (4.0, 8.0), Activation.XIELU: (0.8, 0.8, 0.5, -1e-6)}
@@ -110,8 +110,8 @@ class Dream(Operation):
 @attrs.frozen
 class Dreamer(Block):
     def lower(self, build):
-        build.write(Dream())
-        build.add(build.normalize(build.x, None))
+        build.add(Dream)
+        build.add(Add, build.normalize(build.x, None))
 
 
 @attrs.frozen
@@ -125,7 +125,7 @@ class Backwards(Block):
 
     def lower(self, build):
         first, _ = (build.normalize(build.x, self.inner.norm) for _ in range(2))
-        build.add_product(build.multiply(first, self.inner.up, purpose="up")[0], self.inner.down, "down")
+        build.add_product(build.add(Multiply, first, (self.inner.up,), "up")[0], self.inner.down, "down")
 
 
 def test_a_norm_that_is_read_after_the_next_is_refused():

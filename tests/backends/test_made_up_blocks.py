@@ -12,7 +12,7 @@ from augury import Engine, Registry
 from augury.blocks import Activation, Block, Convolution, GateKind, Linear, LinearRecurrence, Norm, Vector
 from augury.errors import PluginError
 from augury.loader import plan_of
-from augury.lowering import Builder
+from augury.lowering import Activate, Add, AddWeighed, Builder, Convolve, Decay, Gate, Multiply, Recur, ScaleToLength
 
 REGISTRY = Registry.discover()
 N_EMBD = 256  # of the model that the blocks stand in
@@ -33,10 +33,10 @@ class Author:
         for step in self.rng.choice(STEPS, 8):
             getattr(self, str(step))()
         if self.rng.random() < 0.5:
-            self.build.add(self.value(N_EMBD), self.maybe(self.norm_of(N_EMBD)))
+            self.build.add(Add, self.value(N_EMBD), self.maybe(self.norm_of(N_EMBD)))
         else:
-            (y,) = self.build.multiply(self.values[-1], self.linear(self.values[-1].width, N_EMBD), purpose="last")
-            self.build.add(y, self.maybe(self.norm_of(N_EMBD)))
+            (y,) = self.build.add(Multiply, self.values[-1], (self.linear(self.values[-1].width, N_EMBD),), "last")
+            self.build.add(Add, y, self.maybe(self.norm_of(N_EMBD)))
 
     def maybe(self, what):
         return what if self.rng.random() < 0.5 else None
@@ -68,23 +68,25 @@ class Author:
 
     def product(self, width):
         x = self.value()
-        return self.build.multiply(x, self.linear(x.width, width), purpose="product")[0]
+        return self.build.add(Multiply, x, (self.linear(x.width, width),), "product")[0]
 
     def multiply(self):
         x, widths = self.value(), self.rng.choice(WIDTHS, self.rng.integers(1, 4)).tolist()
-        self.values += self.build.multiply(x, *(self.linear(x.width, each) for each in widths), purpose="products")
+        self.values += self.build.add(Multiply, x, tuple(self.linear(x.width, each) for each in widths), "products")
 
     def activate(self):
         x = self.value()
         up = self.maybe(self.value(x.width))
-        self.values.append(self.build.activate(x, Activation.SILU, up))
+        self.values.append(self.build.add(Activate, x, Activation.SILU, up))
 
     def gate(self):
         y = self.value()
         skip = self.maybe(self.vector(y.width))
         values = None if skip is None else self.value(y.width)
         kind = (Activation.SILU, GateKind.SIGMOID)[self.rng.integers(2)]
-        self.values.append(self.build.gate(y, self.value(y.width), kind, self.maybe(self.norm_of(8)), values=values, skip=skip))
+        self.values.append(
+            self.build.add(Gate, y, self.value(y.width), kind, self.maybe(self.norm_of(8)), values=values, skip=skip)
+        )
 
     def convolve(self):
         x = [self.value() for _ in range(self.rng.integers(1, 3))]
@@ -94,7 +96,9 @@ class Author:
         gates = {}
         if len(x) == 1:
             gates = {name: self.maybe(self.value(x[0].width)) for name in ("before", "after")}
-        self.values.append(self.build.convolve(x, convs, places, has_silu=bool(self.rng.integers(2)), **gates))
+        self.values.append(
+            self.build.add(Convolve, tuple(x), tuple(convs), tuple(places), has_silu=bool(self.rng.integers(2)), **gates)
+        )
 
     def norm(self):
         x = self.value()
@@ -104,20 +108,20 @@ class Author:
         self.values += self.value(64).split(*self.rng.permutation([24, 40]).tolist())
 
     def add(self):
-        self.values.append(self.build.add_weighed(self.value(64), self.value(64)))
+        self.values.append(self.build.add(AddWeighed, self.value(64), self.value(64)))
 
     def recur(self):
         heads = LinearRecurrence(n_heads=2, n_key_heads=1, key_dim=8, value_dim=16, has_delta=bool(self.rng.integers(2)))
         self.states.append(heads.state)
         queries, times, values = self.product(8), self.product(2), self.value(32)
         conv = self.conv(8, 2)
-        keys = self.build.convolve([queries], [conv], [len(self.states)])
+        keys = self.build.add(Convolve, (queries,), (conv,), (len(self.states),))
         self.states.append(conv.state)
-        self.build.scale_to_length(keys, 8, 1e-6, 1, 1.0)
+        self.build.add(ScaleToLength, keys, 8, 1e-6, 1, 1.0)
         a = self.vector(2)
         self.tensors[a.weight] = -np.abs(self.tensors[a.weight])
-        decays, betas = self.build.decay(times, self.product(2), a=a)
-        self.values.append(self.build.recur(heads, len(self.states) - 2, queries, keys, values, decays, betas))
+        decays, betas = self.build.add(Decay, times, self.product(2), a=a)
+        self.values.append(self.build.add(Recur, heads, len(self.states) - 2, queries, keys, values, decays, betas))
 
 
 class Repetitive(Author):
@@ -130,11 +134,11 @@ class Repetitive(Author):
     def write(self):
         for step in self.rng.choice(["gate", "convolve", "activate", "norm"], 4):
             getattr(self, str(step))()
-        products = [self.build.multiply(each, self.linear(each.width, 64), purpose="product")[0] for each in self.values]
+        products = [self.build.add(Multiply, each, (self.linear(each.width, 64),), "product")[0] for each in self.values]
         total = products[0]
         for each in products[1:]:
-            total = self.build.add_weighed(total, each)
-        self.build.add(self.build.multiply(total, self.linear(64, N_EMBD), purpose="last")[0])
+            total = self.build.add(AddWeighed, total, each)
+        self.build.add(Add, self.build.add(Multiply, total, (self.linear(64, N_EMBD),), "last")[0])
 
 
 @attrs.frozen(eq=False)
@@ -152,7 +156,7 @@ class Written(Block):
     def lower(self, build):
         mine = self.author.build
         for each in mine.operations:
-            build.write(each.with_values({mine.x: build.x, mine.before: build.before}))
+            build.add(each.with_values, {mine.x: build.x, mine.before: build.before})
 
 
 def rows_of(backend, file, block):
@@ -197,7 +201,7 @@ class Wrong(REGISTRY.architectures["llama"]):
         return {"main": attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], mixer=Odd(cls.how)), *plan.layers[1:]))}
 
 
-@pytest.mark.parametrize("how", [leave, lambda build: build.add(None), lambda build: build.add("x")])
+@pytest.mark.parametrize("how", [leave, lambda build: build.add(Add, None), lambda build: build.add(Add, "x")])
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
 def test_a_wrong_block_ends_the_load_with_its_name_and_its_packages(monkeypatch, backend, how):
     monkeypatch.setattr(Wrong, "how", how)

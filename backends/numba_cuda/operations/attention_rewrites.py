@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
 from augury.backends.numba_cuda.operations.fused import readers_of
 from augury.blocks import GateKind, Matrices
@@ -17,15 +17,15 @@ from augury.lowering.rewrites import with_pairs
 class AttendGated(Attend):
     """Attention whose values are multiplied by activation(gates), one of which is of several neighbouring values."""
 
-    gates: Value
-    kind: GateKind
+    gates: Value = field(kw_only=True)
+    kind: GateKind = field(kw_only=True)
 
 
 @frozen(eq=False)
 class MultiplyHeadsGated(MultiplyHeads):
     """Products of heads that are multiplied by sigmoid(gates)."""
 
-    gates: Value
+    gates: Value = field(kw_only=True)
 
 
 @frozen(eq=False)

@@ -43,7 +43,7 @@ def with_choices(operations: Sequence[Operation]) -> Iterator[Operation]:
         feed = makers.get(each.y) if isinstance(each, AddWeighed) else None
         if isinstance(each, AddWeighed) and each.gate is not None and each.x is not None and isinstance(feed, FeedExperts):
             share = shares[feed.routes] = Value(1)
-            gate = Multiply(each.x, (Linear(each.gate.weight, each.gate.size, 1),), (share,), "router")
+            gate = Multiply(each.x, (Linear(each.gate.weight, each.gate.size, 1),), "router", (share,))
             route = makers[feed.routes]
             logits = makers.get(route.logits) if isinstance(route, Route) else None
             gates[logits if isinstance(logits, Multiply) and logits.x is each.x else makers[each.x]] = gate

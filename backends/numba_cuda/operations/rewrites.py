@@ -90,7 +90,7 @@ def _with_softplus(operations: Sequence[Operation]) -> Iterator[Operation]:
     """Activate steps that are betas by themselves: a product may do that in its launch."""
     for each in operations:
         if isinstance(each, op.Decay) and (each.b, each.dt, each.a) == (None, None, None):
-            yield op.Activate(each.t, GateKind.SOFTPLUS, None, None, None, False, (), each.out[0])
+            yield op.Activate(each.t, GateKind.SOFTPLUS, out=each.out[0])
         else:
             yield each
 
@@ -236,9 +236,7 @@ def _with_gates(operations: Sequence[Operation]) -> Iterator[Operation]:
             continue
         yield each
         if isinstance(each, op.Recur) and not (isinstance(following, op.Gate) and following.y is each.out):
-            yield op.Gate(
-                each.out, each.out, Activation.SILU, None, None, None, False, Value(each.out.width)
-            )  # nobody reads it
+            yield op.Gate(each.out, each.out, Activation.SILU)  # nobody reads it
 
 
 def _with_activated_rows(operations: Sequence[Operation]) -> list[Operation]:

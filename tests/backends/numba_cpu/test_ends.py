@@ -10,6 +10,7 @@ from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.blocks import Embedding, Linear
 from augury.interfaces import Progress
 from augury.loader import plan_of
+from augury.lowering import InitStreams, LookUp, Multiply
 from augury.types import ModelOptions
 
 
@@ -21,8 +22,8 @@ class Wide(Embedding):
         return (*super().tensors(), Linear("up", self.n_embd, self.n_embd))
 
     def lower(self, build):
-        x = build.look_up(Linear(self.weight, self.n_embd, self.n_vocab))
-        build.begin_streams(*build.multiply(x, Linear("up", self.n_embd, self.n_embd), purpose="up"))
+        x = build.add(LookUp, Linear(self.weight, self.n_embd, self.n_vocab))
+        build.add(InitStreams, build.add(Multiply, x, (Linear("up", self.n_embd, self.n_embd),), "up"))
 
 
 def with_up(plan):

@@ -15,6 +15,7 @@ from augury.blocks import Block, GateKind, Linear, Matrices, Norm, Preparation, 
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
+from augury.lowering import AddWeighed, Attend, Choose, ChooseByHead, Gate, Join, Multiply, PositionChoice, PrepareLatents
 from augury.plugins.pooling import Pooling
 from augury.types import ModelOptions
 
@@ -57,14 +58,14 @@ class Odd(Block):
     def lower(self, build):
         n = build.normalize(build.x, NORM)
         if self.is_backwards:
-            v, q, gate = build.multiply(n, *map(linear, ("v", "q", "gate")), purpose="products")
-            (k,) = build.multiply(n, linear("k"), purpose="keys")
+            v, q, gate = build.add(Multiply, n, tuple(map(linear, ("v", "q", "gate"))), "products")
+            (k,) = build.add(Multiply, n, (linear("k"),), "keys")
         else:
-            q, k, v, gate = build.multiply(n, *map(linear, ("q", "k", "v", "gate")), purpose="products")
+            q, k, v, gate = build.add(Multiply, n, tuple(map(linear, ("q", "k", "v", "gate"))), "products")
         queries, *_ = build.prepare_heads((q, k, v), (D,) * 3, self.steps, (None, 0, 1))
-        y = build.gate(build.attend(queries, 0, 1, H, D, 0.2), gate, GateKind.SIGMOID)
+        y = build.add(Gate, build.add(Attend, queries, 0, 1, H, D, 0.2), gate, GateKind.SIGMOID)
         if self.reads_queries:
-            y = build.add_weighed(y, q)
+            y = build.add(AddWeighed, y, q)
         build.add_product(y, linear("o"), "out")
 
 
@@ -111,7 +112,7 @@ class Listing(Block):
 
     def lower(self, build):
         n = build.normalize(build.x, NORM)
-        q, row = build.multiply(n, linear("q"), linear("row"), purpose="products")
+        q, row = build.add(Multiply, n, (linear("q"), linear("row")), "products")
         build.add_product(self.attend(build, n, q, row), linear("o"), "out")
 
 
@@ -120,35 +121,35 @@ EQUAL = Preparation()
 
 
 def attended(build, q, choice=None, pooled=None):
-    return build.attend(q, 0, None, H, D, 0.2, choice=choice, pooled=pooled)
+    return build.add(Attend, q, 0, None, H, D, 0.2, choice=choice, pooled=pooled)
 
 
 def weighed(build, n, q, row, *, is_first=False):
     build.prepare_heads([row], [D], [EQUAL], [0])
-    weights, compared = build.multiply(n, attrs.evolve(linear("gate"), scale=0.5), linear("q"), purpose="products")
-    return attended(build, q, build.choose(compared if is_first else q, weights, 0, 3))
+    weights, compared = build.add(Multiply, n, (attrs.evolve(linear("gate"), scale=0.5), linear("q")), "products")
+    return attended(build, q, build.add(Choose, compared if is_first else q, weights, 0, 3))
 
 
 def unweighed(build, n, q, row):
     build.prepare_heads([row], [D], [EQUAL], [0])
-    return attended(build, q, build.choose_by_head(q, H, 0, 3, 0, size=2))
+    return attended(build, q, build.add(ChooseByHead, q, 0, 3, 0, PositionChoice(H, size=2)))
 
 
 def pooled(build, n, q, row):
     build.prepare_heads([row], [D], [EQUAL], [0])
-    Pooling(4, linear("row")).pool(build, build.multiply(n, linear("row"), purpose="values"), 1)
-    return attended(build, q, build.choose(q, None, 2, 3, size=4), 2)
+    Pooling(4, linear("row")).pool(build, build.add(Multiply, n, (linear("row"),), "values"), 1)
+    return attended(build, q, build.add(Choose, q, None, 2, 3, PositionChoice(1, size=4)), 2)
 
 
 def wide(build, n, q, row):
     build.prepare_heads([row], [D], [EQUAL], [0])
-    (heads,) = build.prepare_heads([build.join(q, q, q, q, q)], [5 * H * D], [Preparation(clamp=1.0)])
+    (heads,) = build.prepare_heads([build.add(Join, (q, q, q, q, q))], [5 * H * D], [Preparation(clamp=1.0)])
     return attended(build, heads.split(H * D)[0])
 
 
 def latent(build, n, q, row):
     norm = Norm("head", D, 1e-5)
-    return attended(build, build.prepare_latents(q, row, HEADS, norm, None, None, None, 0))
+    return attended(build, build.add(PrepareLatents, q, row, HEADS, norm, None, None, None, 0))
 
 
 def test_weights_of_a_choice_may_come_from_another_product():

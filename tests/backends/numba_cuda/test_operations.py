@@ -22,7 +22,7 @@ from augury.blocks import Activation, Block, GateKind, LinearRecurrence
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
-from augury.lowering import Operation
+from augury.lowering import Activate, Add, AddWeighed, Constant, Convolve, Gate, Join, Multiply, Operation, Recur
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
@@ -95,11 +95,11 @@ class Bent(Block):
     def lower(self, build):
         inner, heads = self.inner, self.inner.recurrence
         n, linears = build.normalize(build.x, inner.norm), (inner.gate, inner.v, inner.k, inner.q)
-        gates, *made = build.multiply(n, *linears, purpose="products")
-        values, keys, queries = (build.activate(each, Activation.RELU) for each in made)
-        decays, betas = build.constant([*inner.decays, *[1.0] * heads.n_heads]).split(heads.n_heads, heads.n_heads)
-        y = build.recur(heads, 0, queries, keys, values, decays, betas)
-        build.add_product(build.gate(y, gates, GateKind.SIGMOID, inner.out_norm), inner.o, "a product")
+        gates, *made = build.add(Multiply, n, linears, "products")
+        values, keys, queries = (build.add(Activate, each, Activation.RELU) for each in made)
+        decays, betas = build.add(Constant, (*inner.decays, *[1.0] * heads.n_heads)).split(heads.n_heads, heads.n_heads)
+        y = build.add(Recur, heads, 0, queries, keys, values, decays, betas)
+        build.add_product(build.add(Gate, y, gates, GateKind.SIGMOID, inner.out_norm), inner.o, "a product")
 
 
 def rows_of(backend, file, plan):
@@ -139,11 +139,11 @@ class Swapped(MADE_UP["Author"]):
     """Convolves two products of one launch side by side, the second one first."""
 
     def write(self):
-        products = self.build.multiply(self.values[0], *(self.linear(256, width) for width in (64, 32)), purpose="products")
+        products = self.build.add(Multiply, self.values[0], (self.linear(256, 64), self.linear(256, 32)), "products")
         convs = [self.conv(each.width, 3) for each in products[::-1]]
         self.states += [conv.state for conv in convs]
-        y = self.build.convolve(products[::-1], convs, range(2), has_silu=False)
-        self.build.add(self.build.multiply(y, self.linear(96, 256), purpose="last")[0])
+        y = self.build.add(Convolve, products[::-1], convs, (0, 1))
+        self.build.add(Add, self.build.add(Multiply, y, (self.linear(96, 256),), "last")[0])
 
 
 class Ungated(MADE_UP["Author"]):
@@ -153,9 +153,9 @@ class Ungated(MADE_UP["Author"]):
         heads = LinearRecurrence(n_heads=2, n_key_heads=1, key_dim=8, value_dim=16, has_delta=True)
         self.states.append(heads.state)
         widths = (8, 8, 32, 2)
-        *fed, beta = self.build.multiply(self.values[0], *(self.linear(256, each) for each in widths), purpose="products")
-        decays, betas = self.build.constant([0.9, 0.5]), self.build.activate(beta, GateKind.SIGMOID)
-        self.build.add_product(self.build.recur(heads, 0, *fed, decays, betas), self.linear(32, 256), "last")
+        *fed, beta = self.build.add(Multiply, self.values[0], tuple(self.linear(256, each) for each in widths), "products")
+        decays, betas = self.build.add(Constant, (0.9, 0.5)), self.build.add(Activate, beta, GateKind.SIGMOID)
+        self.build.add_product(self.build.add(Recur, heads, 0, *fed, decays, betas), self.linear(32, 256), "last")
 
 
 class Joined(MADE_UP["Author"]):
@@ -163,13 +163,15 @@ class Joined(MADE_UP["Author"]):
 
     def write(self):
         x = self.values[0]
-        left, right = self.build.multiply(x, self.linear(256, 40), self.linear(256, 64), purpose="products")
+        left, right = self.build.add(Multiply, x, (self.linear(256, 40), self.linear(256, 64)), "products")
         parts = self.build.normalize(right, self.norm_of(8)).split(24, 40)
-        joined = [self.build.join(*each) for each in ((x, left), parts[::-1], (left, self.build.normalize(right, None), left))]
-        products = [self.build.multiply(each, self.linear(each.width, 256), purpose="product")[0] for each in joined]
-        gated = self.build.multiply(self.build.activate(joined[1], Activation.SILU), self.linear(64, 256), purpose="gated")
-        y = self.build.add_weighed(self.build.add_weighed(products[0], products[1]), products[2])
-        self.build.add(self.build.add_weighed(y, gated[0]))
+        joined = [
+            self.build.add(Join, each) for each in ((x, left), parts[::-1], (left, self.build.normalize(right, None), left))
+        ]
+        products = [self.build.add(Multiply, each, (self.linear(each.width, 256),), "product")[0] for each in joined]
+        gated = self.build.add(Multiply, self.build.add(Activate, joined[1], Activation.SILU), (self.linear(64, 256),), "gated")
+        y = self.build.add(AddWeighed, self.build.add(AddWeighed, products[0], products[1]), products[2])
+        self.build.add(Add, self.build.add(AddWeighed, y, gated[0]))
 
 
 @pytest.mark.sample(0)
@@ -191,7 +193,7 @@ class Dream(Operation):
 class Dreamer(Block):
     def lower(self, build):
         build.operations.append(Dream())
-        build.add(build.normalize(build.x, None))
+        build.add(Add, build.normalize(build.x, None))
 
 
 def test_what_cannot_be_computed_is_refused():
@@ -211,12 +213,12 @@ class Early(Block):
 
     def lower(self, build):
         inner = self.inner
-        (gate,) = build.multiply(build.normalize(build.before, inner.norm), inner.gate, purpose="early")
-        (back,) = build.multiply(gate, inner.down, purpose="early")
+        (gate,) = build.add(Multiply, build.normalize(build.before, inner.norm), (inner.gate,), "early")
+        (back,) = build.add(Multiply, gate, (inner.down,), "early")
         n = build.normalize(build.x, inner.norm)
-        (up, other) = (build.multiply(each, inner.up, purpose="products")[0] for each in (n, back))
-        y = build.activate(gate, Activation.SILU, build.add_weighed(up, other))
-        build.add_product(build.add_weighed(y, gate), inner.down, "down")
+        (up, other) = (build.add(Multiply, each, (inner.up,), "products")[0] for each in (n, back))
+        y = build.add(Activate, gate, Activation.SILU, build.add(AddWeighed, up, other))
+        build.add_product(build.add(AddWeighed, y, gate), inner.down, "down")
 
 
 @pytest.mark.sample(0)

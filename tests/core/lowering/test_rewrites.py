@@ -11,11 +11,11 @@ X, GATE, UP, HIDDEN, DOWN = (Value(4) for _ in range(5))
 
 
 def multiply(x, *out):
-    return Multiply(x, tuple(Linear(f"w{i}", 4, 4) for i, _ in enumerate(out)), out, "products")
+    return Multiply(x, tuple(Linear(f"w{i}", 4, 4) for i, _ in enumerate(out)), "products", out)
 
 
 def activate(x, up=None):
-    return Activate(x, Activation.SILU, up, None, None, False, (), HIDDEN)
+    return Activate(x, Activation.SILU, up, out=HIDDEN)
 
 
 PRODUCTS, ACTIVATED, LAST, SUM = multiply(X, GATE, UP), activate(GATE, UP), multiply(HIDDEN, DOWN), Add(DOWN, None)

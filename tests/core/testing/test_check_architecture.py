@@ -7,6 +7,7 @@ from oracles.models import FAMILIES, altered, tiny_file, tiny_model
 
 from augury.blocks import Activation, FeedForward, Layer
 from augury.interfaces import Architecture
+from augury.lowering import Activate
 from augury.plugins.architectures.decoder import Decoder
 from augury.testing import ContractError, check_architecture
 from augury.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject, _misfits
@@ -144,7 +145,7 @@ class Slipping(FeedForward):
     """Asks for an activation that there is not."""
 
     def lower(self, build):
-        build.activate(build.normalize(build.x, self.norm), Activation.SIGMOID)
+        build.add(Activate, build.normalize(build.x, self.norm), Activation.SIGMOID)
 
 
 @pytest.mark.parametrize(
