@@ -20,7 +20,7 @@ from augury.backends.numba_cpu.tape import Tape
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Block
 from augury.errors import UnsupportedError
-from augury.lowering.rewrites import check_norms, n_early, with_activated_products, with_sums
+from augury.lowering.rewrites import ACTIVATE_PRODUCTS, ADD_SUMS, check_norms, n_early, rewritten
 from augury.types import ModelOptions
 
 
@@ -41,9 +41,7 @@ class BlockEmitter(op.BlockEmitter):
         for each in build.operations:
             if isinstance(each, op.Attend) and each.values is not None:
                 self._scope.cache(each.keys, each.source).is_of_keys = True
-        operations = with_copies(build.operations, kept)
-        for rewrite in (with_activated_products, with_sums):
-            operations = list(rewrite(operations))
+        operations = rewritten(with_copies(build.operations, kept), (ACTIVATE_PRODUCTS, ADD_SUMS))
         n_first = n_early(operations, build.before)
         check_norms(operations, kept)
         self._layout = Layout(operations, kept, n_first)

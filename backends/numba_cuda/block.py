@@ -15,13 +15,13 @@ from augury.backends.numba_cuda.operations import OPERATIONS
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
-from augury.backends.numba_cuda.operations.rewrites import ReadEmbedded, rewritten
+from augury.backends.numba_cuda.operations.rewrites import REWRITES, ReadEmbedded
 from augury.backends.numba_cuda.rows import DeviceRows, Operand
 from augury.backends.numba_cuda.slot_memory import Cache, State
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Block, Linear
 from augury.errors import UnsupportedError
-from augury.lowering.rewrites import check_norms, n_early
+from augury.lowering.rewrites import check_norms, n_early, rewritten
 from augury.types import ModelOptions
 
 
@@ -58,7 +58,7 @@ class BlockEmitter(op.BlockEmitter):
         check_norms(build.operations, streams)
         given = [ReadEmbedded(build.embedded)] if block.reads_embedding else []
         early, others = (
-            rewritten(some, streams) for some in (build.operations[:n_first], [*given, *build.operations[n_first:]])
+            rewritten(some, REWRITES, streams) for some in (build.operations[:n_first], [*given, *build.operations[n_first:]])
         )
         operations, n_first = [*early, *others], len(early)
         found = [OPERATIONS.get(type(each)) or each.kernel_for("numba-cuda") for each in operations]

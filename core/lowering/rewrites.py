@@ -1,9 +1,10 @@
-"""Rewrites of a block's list of operations that backends share: operations that one kernel computes, and checks."""
+"""Rewrites of a block's operations: rows of a pattern, its replacement and the reason, and those that backends share."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from types import UnionType
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -14,6 +15,98 @@ from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multip
 
 if TYPE_CHECKING:
     from augury.lowering.parts import Linear
+
+
+@frozen(eq=False)
+class Fused(Operation):
+    """Several operations that one kernel computes."""
+
+    operations: tuple[Operation, ...]
+
+    @property
+    def made(self) -> tuple[Value, ...]:
+        return tuple(value for each in self.operations for value in each.made)
+
+    @property
+    def read(self) -> tuple[Value, ...]:
+        """See `Operation.read`: without values that it makes itself."""
+        made = set(self.made)
+        return tuple(value for each in self.operations for value in each.read if value.root not in made)
+
+
+def parts_of(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """The operations that fused ones consist of, and all others."""
+    for each in operations:
+        yield from parts_of(each.operations) if isinstance(each, Fused) else (each,)
+
+
+def roots_of(operation: Operation) -> set[Value]:
+    """The rows that an operation reads, or parts of them."""
+    return {value.root for value in operation.read}
+
+
+class Uses:
+    """A list of operations, and who makes and who reads its values.
+
+    Attributes:
+        operations: The list.
+        streams: x, also as it was before the layer.
+        makers: The operation that makes each value; fused ones by their parts, as all that follows.
+        readers: Of rows the operations that read them, or a part of them: once for every time.
+    """
+
+    def __init__(self, operations: Sequence[Operation], streams: Container[Value] = ()) -> None:
+        self.operations, self.streams, parts = operations, streams, [*parts_of(operations)]
+        self.makers = {value: each for each in parts for value in each.made}
+        self.readers = defaultdict[Value, list[Operation]](list)
+        for each in parts:
+            for value in each.read:
+                self.readers[value.root].append(each)
+
+    def after(self, operation: Operation) -> Operation | None:
+        """The operation after one of the list."""
+        i = self.operations.index(operation) + 1
+        return self.operations[i] if i < len(self.operations) else None
+
+    def is_norm_of_stream(self, operation: Operation | None) -> bool:
+        """Whether an operation is a norm of x, or x itself."""
+        return isinstance(operation, Normalize) and operation.x in self.streams
+
+
+@frozen
+class Rewrite:
+    """Neighbours of some kinds become other operations.
+
+    Attributes:
+        pattern: The kinds; none: the replacement is that of the whole list.
+        replacement: Given `Uses` and the neighbours, what they become, or None, if they stay.
+        reason: What a backend gains by it.
+    """
+
+    pattern: tuple[type | UnionType, ...]
+    replacement: Callable[..., Iterable[Operation] | None]
+    reason: str
+
+
+def rewritten(operations: Sequence[Operation], rewrites: Iterable[Rewrite], streams: Container[Value] = ()) -> list[Operation]:
+    """The operations after all rewrites, each of them applied from the first operation to the last, in their order."""
+    operations = [*operations]
+    for rewrite in rewrites:
+        operations = [*_applied(rewrite, Uses(operations, streams))]
+    return operations
+
+
+def _applied(rewrite: Rewrite, uses: Uses) -> Iterator[Operation]:
+    i, n = 0, len(rewrite.pattern)
+    if n == 0:
+        yield from rewrite.replacement(uses) or ()
+        return
+    while i < len(uses.operations):
+        found = uses.operations[i : i + n]
+        is_match = len(found) == n and all(map(isinstance, found, rewrite.pattern))
+        made = rewrite.replacement(uses, *found) if is_match else None
+        yield from found[:1] if made is None else made
+        i += 1 if made is None else n
 
 
 @frozen(eq=False)
@@ -28,36 +121,6 @@ class MultiplyActivated(Operation):
     out: tuple[Value, ...]
 
 
-def with_activated_products(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Activate products in the step that makes them, while the caches have them, and make operands of the next matrix there.
-
-    A prompt's products would go to memory and back otherwise.
-    """
-    following, n_reads = [*operations[1:], None, None], _reads(operations)
-    activated = set[Operation]()
-    for multiply, activate, last in zip(operations, following, following[1:], strict=False):
-        if isinstance(multiply, Multiply) and isinstance(activate, Activate) and _are_alone(multiply, activate, n_reads):
-            activated.add(activate)
-            reader = None
-            if isinstance(last, Multiply) and last.x is activate.out and n_reads[activate.out] == len(last.linears) == 1:
-                reader = last.linears[0]
-            out = (activate.out, *multiply.out)
-            yield MultiplyActivated(multiply.x, multiply.linears, activate, reader, multiply.purpose, out)
-        elif multiply not in activated:
-            yield multiply
-
-
-def _are_alone(multiply: Multiply, activate: Activate, n_reads: Counter[Value]) -> bool:
-    """Whether all that is multiplied is activated, and read by nothing else."""
-    read = (activate.x, *(() if activate.up is None else (activate.up,)))
-    return multiply.out == read and all(n_reads[value] == 1 for value in read)
-
-
-def _reads(operations: Sequence[Operation]) -> Counter[Value]:
-    """How often the rows are read, or a part of them."""
-    return Counter(value.root for each in operations for value in each.read)
-
-
 @frozen(eq=False)
 class FeedExpertsAndAdd(Operation):
     """out = the sum over experts, plus the rows that `sum` adds to it."""
@@ -70,33 +133,37 @@ class FeedExpertsAndAdd(Operation):
     out: Value
 
 
-def with_sums(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Add the shared expert's rows where the others' are added up, which reads and writes the sums once.
-
-    The sum over experts alone is not made then.
-    """
-    n_reads = _reads(operations)
-
-    def join(feed: Operation, following: Operation) -> tuple[Operation, ...]:
-        if not (isinstance(feed, FeedExperts) and isinstance(following, AddWeighed) and following.y is feed.out):
-            return ()
-        if n_reads[feed.out] > 1:
-            return ()
-        added = tuple(value for value in (following.other, following.x) if value is not None)
-        return (FeedExpertsAndAdd(feed, following, feed.x, feed.routes, added, following.out),)
-
-    return with_pairs(operations, join)
+def _activated(uses: Uses, multiply: Multiply, activate: Activate) -> Iterable[Operation] | None:
+    """Products of which all are activated, and read by nothing else; the next step's operands, if it is a single matrix."""
+    read = (activate.x, *(() if activate.up is None else (activate.up,)))
+    if multiply.out != read or any(len(uses.readers[value]) > 1 for value in read):
+        return None
+    reader, last = None, uses.after(activate)
+    if isinstance(last, Multiply) and last.x is activate.out and len(uses.readers[last.x]) == len(last.linears) == 1:
+        reader = last.linears[0]
+    out = (activate.out, *multiply.out)
+    return (MultiplyActivated(multiply.x, multiply.linears, activate, reader, multiply.purpose, out),)
 
 
-def with_pairs(
-    operations: Sequence[Operation], join: Callable[[Operation, Operation], Sequence[Operation]]
-) -> Iterator[Operation]:
-    """The operations, with neighbours replaced by the operations that `join` makes of them; it makes none to keep both."""
-    rest = [*operations]
-    while rest:
-        made = join(rest[0], rest[1]) if len(rest) > 1 else ()
-        yield from made or rest[:1]
-        del rest[: 2 if made else 1]
+def _summed(uses: Uses, feed: FeedExperts, weighed: AddWeighed) -> Iterable[Operation] | None:
+    """A sum over experts that nothing else reads, with what is added to it."""
+    if weighed.y is not feed.out or len(uses.readers[feed.out]) > 1:
+        return None
+    added = tuple(value for value in (weighed.other, weighed.x) if value is not None)
+    return (FeedExpertsAndAdd(feed, weighed, feed.x, feed.routes, added, weighed.out),)
+
+
+ACTIVATE_PRODUCTS = Rewrite(
+    (Multiply, Activate),
+    _activated,
+    "products are activated while the caches have them, and made operands of the next matrix there; "
+    "those of a prompt would go to memory and back",
+)
+ADD_SUMS = Rewrite(
+    (FeedExperts, AddWeighed),
+    _summed,
+    "the shared expert's rows are added where the others' are added up, which reads and writes the sums once",
+)
 
 
 def n_early(operations: Sequence[Operation], before: Value) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 
 from attrs import asdict, field, frozen
 
-from augury.backends.numba_cuda.operations.fused import readers_of
 from augury.blocks import GateKind, Matrices
 from augury.errors import UnsupportedError
 from augury.lowering import Attend, Gate, MultiplyHeads, Operation, PrepareHeads, PrepareLatents, Value
-from augury.lowering.rewrites import with_pairs
+from augury.lowering.rewrites import Uses
 
 
 @frozen(eq=False)
@@ -41,48 +40,36 @@ class AttendLatents(Operation):
     out: Value
 
 
-def with_gated_attention(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Gate attention's mix where splits are merged, and products of heads where they are put side by side."""
-
-    def join(made: Operation, gate: Operation) -> tuple[Operation, ...]:
-        match gate:
-            case Gate(norm=None, skip=None, activation=GateKind() as kind) if readers_of(operations, gate.y) == [gate]:
-                given = asdict(made, recurse=False) | {"out": gate.out, "gates": gate.gates}
-                if isinstance(made, Attend) and made.out is gate.y:
-                    return (AttendGated(**given, kind=kind),)
-                if isinstance(made, MultiplyHeads) and made.out is gate.y and kind is GateKind.SIGMOID:
-                    return (MultiplyHeadsGated(**given),)
-        return ()
-
-    return with_pairs(operations, join)
+def gated(uses: Uses, made: Attend | MultiplyHeads, gate: Gate) -> Iterable[Operation] | None:
+    """The mix of attention, or products of heads, with the gate that alone reads them."""
+    if made.out is not gate.y or uses.readers[gate.y] != [gate] or (gate.norm, gate.skip) != (None, None):
+        return None
+    given = asdict(made, recurse=False) | {"out": gate.out, "gates": gate.gates}
+    if isinstance(made, Attend):
+        return (AttendGated(**given, kind=gate.activation),) if isinstance(gate.activation, GateKind) else None
+    return (MultiplyHeadsGated(**given),) if gate.activation is GateKind.SIGMOID else None
 
 
-def with_latents(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Attend to latents by a kernel that turns queries itself, and leaves heads' mixes as their matrices read them."""
-    makers = {each.out: each for each in operations if isinstance(each, PrepareLatents)}
-    for each in operations:
-        if not isinstance(each, Attend) or each.queries not in makers:
-            yield each
-            continue
-        prepare = makers[each.queries]
-        match readers_of(operations, prepare.out), readers_of(operations, each.out):
-            case [Attend()], [MultiplyHeads() as reader] if reader.x is each.out:
-                yield AttendLatents(each, prepare, reader.matrices, prepare.queries, prepare.out, each.choice, each.out)
-            case _:
-                raise UnsupportedError("latents that are mixed and not multiplied by heads' matrices; use backend reference")
+def of_latents(uses: Uses, attend: Attend) -> Iterable[Operation] | None:
+    """Attention to latents, which asks by queries that are prepared for it."""
+    prepare = uses.makers.get(attend.queries)
+    if not isinstance(prepare, PrepareLatents):
+        return None
+    match uses.readers[prepare.out], uses.readers[attend.out]:
+        case [Attend()], [MultiplyHeads(x=attend.out, matrices=matrices)]:
+            return (AttendLatents(attend, prepare, matrices, prepare.queries, prepare.out, attend.choice, attend.out),)
+    raise UnsupportedError("latents that are mixed and not multiplied by heads' matrices; use backend reference")
 
 
-def with_separate_heads(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Prepare heads one after another that the kernel does not prepare at once."""
-    for each in operations:
-        if not isinstance(each, PrepareHeads) or _are_prepared_at_once(each):
-            yield each
-            continue
-        for x, dim, steps, cache, out in zip(each.x, each.dims, each.steps, each.caches, each.out, strict=True):
-            one = PrepareHeads((x,), (dim,), (steps,), (cache,), each.source, (out,))
-            if not _are_prepared_at_once(one):
-                raise UnsupportedError("heads that are kept, and multiplied by a temperature; use backend reference")
-            yield one
+def separated(_: Uses, heads: PrepareHeads) -> Iterable[Operation] | None:
+    """Heads one after another."""
+    if _are_prepared_at_once(heads):
+        return None
+    each = zip(heads.x, heads.dims, heads.steps, heads.caches, heads.out, strict=True)
+    made = [PrepareHeads((x,), (dim,), (steps,), (cache,), heads.source, (out,)) for x, dim, steps, cache, out in each]
+    if not all(map(_are_prepared_at_once, made)):
+        raise UnsupportedError("heads that are kept, and multiplied by a temperature; use backend reference")
+    return made
 
 
 def _are_prepared_at_once(heads: PrepareHeads) -> bool:

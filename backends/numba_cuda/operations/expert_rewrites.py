@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from attrs import evolve, frozen
 
-from augury.backends.numba_cuda.operations.fused import Fused, makers_of, parts_of
 from augury.blocks import Experts, Linear, Matrices, Router
-from augury.lowering import Add, AddWeighed, FeedExperts, Multiply, Normalize, Operation, Route, Value
-from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated, with_pairs
+from augury.lowering import Add, AddWeighed, FeedExperts, Multiply, Operation, Route, Value
+from augury.lowering.rewrites import FeedExpertsAndAdd, Fused, MultiplyActivated, Uses, parts_of
 
 
 class MultiplyAndChoose(Fused):
@@ -36,9 +35,9 @@ class SharedExpert(Fused):
     joined: tuple[tuple[Matrices, Linear], ...]
 
 
-def with_choices(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Multiply by the gate of a shared expert beside the router's matrix, and let the choice weigh it: no launch more."""
-    makers, shares, gates = makers_of(operations), dict[Value, Value](), dict[Operation, Multiply]()
+def with_choices(uses: Uses) -> Iterator[Operation]:
+    """Multiply by the gate of a shared expert beside the router's matrix, and let the choice weigh it."""
+    operations, makers, shares, gates = uses.operations, uses.makers, dict[Value, Value](), dict[Operation, Multiply]()
     for each in operations:
         feed = makers.get(each.y) if isinstance(each, AddWeighed) else None
         if isinstance(each, AddWeighed) and each.gate is not None and each.x is not None and isinstance(feed, FeedExperts):
@@ -61,31 +60,25 @@ def _joined(first: Multiply, other: Multiply) -> Multiply:
     return evolve(first, linears=(*first.linears, *other.linears), out=(*first.out, *other.out))
 
 
-def with_separate_sums(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
-    """Add summed values to x one by one, where a product or a sum of experts can add its rows itself."""
-    makers = makers_of(operations)
-
-    def separate(weighed: Operation, add: Operation) -> tuple[Operation, ...]:
-        is_plain = isinstance(weighed, AddWeighed) and weighed.gate is None and isinstance(add, Add) and add.norm is None
-        if not is_plain or not isinstance(weighed, AddWeighed) or not isinstance(add, Add) or add.y is not weighed.out:
-            return ()
-        maker = makers.get(weighed.other)
-        if isinstance(maker, Multiply) and not _is_normed_after(operations, maker, streams):
-            return (Add(weighed.other, None), Add(weighed.y, None))
-        return () if isinstance(makers.get(weighed.y), FeedExperts) else (Add(weighed.y, None), Add(weighed.other, None))
-
-    return with_pairs(operations, separate)
+def separate_sums(uses: Uses, weighed: AddWeighed, add: Add) -> Iterable[Operation] | None:
+    """Rows that are added to x one by one, where a product or a sum of experts can add its rows itself."""
+    if weighed.gate is not None or add.norm is not None or add.y is not weighed.out:
+        return None
+    maker = uses.makers.get(weighed.other)
+    if isinstance(maker, Multiply) and not _is_normed_after(uses, maker):
+        return (Add(weighed.other), Add(weighed.y))
+    return None if isinstance(uses.makers.get(weighed.y), FeedExperts) else (Add(weighed.y), Add(weighed.other))
 
 
-def _is_normed_after(operations: Sequence[Operation], maker: Operation, streams: Container[Value]) -> bool:
+def _is_normed_after(uses: Uses, maker: Operation) -> bool:
     """Whether x is read once something was made, so that the product cannot be added to it at once."""
-    later = [*parts_of(operations)]
-    return any(isinstance(each, Normalize) and each.x in streams for each in later[later.index(maker) :])
+    later = [*parts_of(uses.operations)]
+    return any(map(uses.is_norm_of_stream, later[later.index(maker) :]))
 
 
-def with_shared_experts(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Let a shared expert that is like the others be one more of them, which saves its two launches."""
-    joined, chosen = dict[Operation, SharedExpert](), dict[Value, SharedExpert]()
+def with_shared_experts(uses: Uses) -> Iterator[Operation]:
+    """Let a shared expert that is like the others be one more of them."""
+    operations, joined, chosen = uses.operations, dict[Operation, SharedExpert](), dict[Value, SharedExpert]()
     for feed in (each.feed if isinstance(each, FeedExpertsAndAdd) else each for each in operations):
         for hidden, down in pairwise(operations):
             if isinstance(feed, FeedExperts) and (pairs := _pairs(feed, hidden, down)):
@@ -128,8 +121,9 @@ def _is_like(part: Matrices, linear: Linear) -> bool:
     return is_plain and (linear.bias, linear.scale) == (None, 1.0) and (part.n_in, part.n_out) == (linear.n_in, linear.n_out)
 
 
-def with_early_choices(operations: Sequence[Operation]) -> Iterator[Operation]:
+def with_early_choices(uses: Uses) -> Iterator[Operation]:
     """Choose as soon as there are logits."""
+    operations = uses.operations
     first = next((each for each in operations if isinstance(each, ChooseExperts)), None)
     makers = [each for each in operations if first is not None and not set(each.made).isdisjoint(first.read)]
     for each in operations:

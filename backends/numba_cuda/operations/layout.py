@@ -12,13 +12,12 @@ from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts
-from augury.backends.numba_cuda.operations.fused import parts_of
 from augury.backends.numba_cuda.operations.rewrites import GIVEN, ActivateAndDecay, NormalizeParts, made_apart
 from augury.backends.numba_cuda.rows import DeviceRows, Operand, units_of
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear, Matrices
 from augury.lowering import Operation, Value
-from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
+from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated, parts_of
 
 EMBEDDED, HIDDEN, INPUTS = "embedded", "hidden states", "layer inputs"
 """The buffers of the embedding's output, of a pass' hidden states, and of rows that the embedding makes for all layers."""

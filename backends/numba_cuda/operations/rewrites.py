@@ -5,20 +5,18 @@ Each launch takes 2 to 3 µs, as long as a small product, so most of them save o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from attrs import evolve, frozen
 
 from augury import lowering as op
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.operations import expert_rewrites
-from augury.backends.numba_cuda.operations.attention_rewrites import with_gated_attention, with_latents, with_separate_heads
-from augury.backends.numba_cuda.operations.fused import Fused, makers_of, parts_of, readers_of, roots_of
+from augury.backends.numba_cuda.operations.attention_rewrites import gated, of_latents, separated
 from augury.backends.numba_cuda.rows import units_of
 from augury.blocks import Activation, GateKind, Norm, Vector
 from augury.lowering import Operation, Value
-from augury.lowering.rewrites import MultiplyActivated, with_activated_products, with_pairs, with_sums
+from augury.lowering.rewrites import ACTIVATE_PRODUCTS, ADD_SUMS, Fused, MultiplyActivated, Rewrite, Uses, parts_of, roots_of
 
 
 @frozen(eq=False)
@@ -61,40 +59,6 @@ class ActivateAndDecay(Fused):
     """Queries, keys and values through SiLU where they are, and the decays and betas that are the same for all tokens."""
 
 
-def rewritten(operations: Sequence[Operation], streams: Container[Value]) -> list[Operation]:
-    """A block's operations as kernels compute them; `streams` are x, also as it was before the layer."""
-    rewrites: Sequence[Callable[[Sequence[Operation]], Iterable[Operation]]] = (
-        _with_softplus,
-        _with_normalized_joins,
-        with_activated_products,
-        with_gated_attention,
-        with_latents,
-        expert_rewrites.with_choices,
-        partial(expert_rewrites.with_separate_sums, streams=streams),
-        with_sums,
-        expert_rewrites.with_shared_experts,
-        expert_rewrites.with_early_choices,
-        _with_activated_rows,
-        _with_gates,
-        partial(_with_copies, streams=streams),
-        with_separate_heads,
-        partial(_with_joined_norms, streams=streams),
-        _with_neighbours,
-    )
-    for rewrite in rewrites:
-        operations = [*rewrite(operations)]
-    return [*operations]
-
-
-def _with_softplus(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Activate steps that are betas by themselves: a product may do that in its launch."""
-    for each in operations:
-        if isinstance(each, op.Decay) and (each.b, each.dt, each.a) == (None, None, None):
-            yield op.Activate(each.t, GateKind.SOFTPLUS, out=each.out[0])
-        else:
-            yield each
-
-
 def made_apart(operation: Operation | None, value: Value) -> bool:
     """Whether an operation can make a value as matrices read it: as floats or units, in rows of its own."""
     if isinstance(operation, MultiplyActivated):
@@ -103,22 +67,26 @@ def made_apart(operation: Operation | None, value: Value) -> bool:
     return isinstance(operation, made)
 
 
-def _with_normalized_joins(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Norm values where they are put side by side."""
-    norms = {each.out: each for each in operations if isinstance(each, op.Normalize)}
-    joined = {value for each in operations if isinstance(each, op.Join) for value in each.x if value in norms}
-    needed = {value.root for each in operations for value in each.read if not (isinstance(each, op.Join) and value in norms)}
-    for each in operations:
-        if isinstance(each, op.Join):
-            made = [norms.get(value, op.Normalize(value, None, value)) for value in each.x]
-            yield JoinNormalized(tuple(norm.x for norm in made), tuple(norm.norm for norm in made), each.out)
-        elif joined.isdisjoint(each.made) or not needed.isdisjoint(each.made):
-            yield each
+def _softplus(_: Uses, decay: op.Decay) -> Iterable[Operation] | None:
+    """Steps that are betas by themselves."""
+    is_plain = (decay.b, decay.dt, decay.a) == (None, None, None)
+    return (op.Activate(decay.t, GateKind.SOFTPLUS, out=decay.out[0]),) if is_plain else None
 
 
-def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
+def _normalized(uses: Uses, join: op.Join) -> Iterable[Operation]:
+    """Values side by side, with the norms that some of them are."""
+    norms = [uses.makers.get(value) for value in join.x]
+    made = [each if isinstance(each, op.Normalize) else op.Normalize(x, None) for x, each in zip(join.x, norms, strict=True)]
+    return (JoinNormalized(tuple(each.x for each in made), tuple(each.norm for each in made), join.out),)
+
+
+def _unread(uses: Uses, norm: op.Normalize) -> Iterable[Operation] | None:
+    return None if uses.readers[norm.out] else ()
+
+
+def _with_copies(uses: Uses) -> Iterator[Operation]:
     """Copy values that do not lie as an operation needs them: apart for matrices, or side by side in rows of floats."""
-    makers, copies = makers_of(operations), dict[tuple[Value, str], Value]()
+    operations, makers, copies = uses.operations, uses.makers, dict[tuple[Value, str], Value]()
     side_by_side = [each for each in parts_of(operations) if isinstance(each, _SIDE_BY_SIDE)]
     rowed = {value for each in side_by_side for value in roots_of(each)}
     scaled = {each.x.root: each for each in side_by_side if isinstance(each, op.ScaleToLength)}
@@ -131,12 +99,14 @@ def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> 
                 is_fed = value.root in rowed and (not isinstance(maker, op.Convolve) or value.root in scaled)
                 return "matrices" if value.whole is not None or is_fed or not made_apart(maker, value) else None
             case op.Recur() | op.Convolve() | op.Decay() | op.PrepareLatents() | op.Choose() | op.ChooseByHead():
-                is_norm = isinstance(maker, op.Normalize) and maker.x in streams
-                return "rows" if is_norm or isinstance(maker, op.Gate | op.Recur | op.LookUp | GIVEN) else None
+                return (
+                    "rows"
+                    if uses.is_norm_of_stream(maker) or isinstance(maker, op.Gate | op.Recur | op.LookUp | GIVEN)
+                    else None
+                )
             case op.PrepareHeads():
-                is_norm = isinstance(maker, op.Normalize) and maker.x in streams
-                is_shared = len(readers_of(operations, value.root)) > 1
-                return "heads" if is_norm or is_shared or isinstance(maker, op.LookUp | GIVEN) else None
+                is_shared = len(uses.readers[value.root]) > 1
+                return "heads" if uses.is_norm_of_stream(maker) or is_shared or isinstance(maker, op.LookUp | GIVEN) else None
         return None
 
     def moved(operation: Operation) -> Operation:
@@ -146,7 +116,7 @@ def _with_copies(operations: Sequence[Operation], streams: Container[Value]) -> 
         return operation.with_values({each: copies.setdefault((each, why), Value(each.width)) for each, why in wanted.items()})
 
     def is_written(gate: op.Gate) -> bool:
-        return bool(gate.skip or gate.is_gated_first) and len(readers_of(operations, gate.y)) > 1
+        return bool(gate.skip or gate.is_gated_first) and len(uses.readers[gate.y.root]) > 1
 
     made = [moved(each) for each in operations]
     yield from (
@@ -175,17 +145,17 @@ def _are_neighbours(values: Sequence[Value], maker: Operation | None) -> bool:
     return any(maker.out[i : i + n] == tuple(values) for i in range(len(maker.out)))
 
 
-def _with_joined_norms(operations: Sequence[Operation], streams: Container[Value]) -> Iterator[Operation]:
+def _with_joined_norms(uses: Uses) -> Iterator[Operation]:
     """Norm several products of one launch, or make them operands, in one launch as well."""
-    multiplied = {each.x for each in parts_of(operations) if isinstance(each, op.Multiply | MultiplyActivated)}
-    makers, group = makers_of(operations), list[op.Normalize]()
+    multiplied = {each.x for each in parts_of(uses.operations) if isinstance(each, op.Multiply | MultiplyActivated)}
+    makers, group = uses.makers, list[op.Normalize]()
 
     def is_joined(each: op.Normalize) -> bool:
-        norm, is_product = each.norm, each.x not in streams and isinstance(makers.get(each.x.root), op.Multiply)
-        in_place = norm is not None and len(readers_of(operations, each.x.root)) == 1
+        norm, is_product = each.norm, each.x not in uses.streams and isinstance(makers.get(each.x.root), op.Multiply)
+        in_place = norm is not None and len(uses.readers[each.x.root]) == 1
         return is_product and (norm is None or norm.size == each.x.width) and (in_place or each.out in multiplied)
 
-    for each in [*operations, None]:
+    for each in [*uses.operations, None]:
         if isinstance(each, op.Normalize) and is_joined(each):
             if group and (makers[group[0].x.root] is not makers[each.x.root] or len(group) == 3):
                 yield from _norms(group, multiplied)
@@ -208,52 +178,93 @@ def _norms(group: Sequence[op.Normalize], multiplied: Container[Value]) -> Seque
 # Recurrences
 
 
-def _with_neighbours(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Choose experts in the launch that makes logits, and decays in the launch of the operation before, in the same rows."""
-    fed = [roots_of(each) for each in operations if isinstance(each, op.Recur)]
-
-    def join(each: Operation, following: Operation) -> tuple[Operation, ...]:
-        is_fed = any({*following.made} <= roots and not roots.isdisjoint({*each.made, *roots_of(each)}) for roots in fed)
-        match each, following:
-            case op.Multiply(), expert_rewrites.ChooseExperts() if {*each.made} == {*following.read}:
-                return (expert_rewrites.MultiplyAndChoose((each, following)),)
-            case op.ScaleToLength(), op.Decay() | op.DecayByKey() if is_fed:
-                return (ScaleAndDecay((each, following)),)
-            case op.Convolve(x=(x, *_)), op.Decay(t=t, b=None, dt=Vector(), a=Vector()) if is_fed and t.root is x.root:
-                return (ConvolveAndDecay((each, following)),)
-        return ()
-
-    return with_pairs(operations, join)
+def _is_fed(uses: Uses, each: Operation, following: Operation) -> bool:
+    """Whether a recurrence reads what both make, or one reads, so that it lies in one row."""
+    fed = [roots_of(recur) for recur in uses.operations if isinstance(recur, op.Recur)]
+    return any({*following.made} <= roots and not roots.isdisjoint({*each.made, *roots_of(each)}) for roots in fed)
 
 
-def _with_gates(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Gate convolutions twice or not at all, and each recurrence: in the launch that keeps drafted tokens aside."""
-    for each, following in zip(operations, [*operations[1:], None], strict=False):
-        if isinstance(each, op.Convolve) and (each.before is None) != (each.after is None):
-            ones = Value(each.out.width)
-            yield op.Constant((1.0,) * ones.width, ones)
-            yield evolve(each, before=each.before or ones, after=each.after or ones)
-            continue
-        yield each
-        if isinstance(each, op.Recur) and not (isinstance(following, op.Gate) and following.y is each.out):
-            yield op.Gate(each.out, each.out, Activation.SILU)  # nobody reads it
+def _scaled(uses: Uses, scale: op.ScaleToLength, decay: op.Decay | op.DecayByKey) -> Iterable[Operation] | None:
+    return (ScaleAndDecay((scale, decay)),) if _is_fed(uses, scale, decay) else None
 
 
-def _with_activated_rows(operations: Sequence[Operation]) -> list[Operation]:
-    """Send queries, keys and values through SiLU and add constant decays to their rows in one launch, in place of four."""
-    found = [*operations]
-    for i in range(len(found)):
-        match found[i : i + 6]:
-            case op.Multiply(
-                out=out
-            ) as products, op.Activate() as q, op.Activate() as k, op.Activate() as v, op.Constant() as ends, op.Recur():
-                activations = (q, k, v)
-                is_alone = all(_is_plain_silu(each) and len(readers_of(found, each.x)) == 1 for each in activations)
-                if is_alone and out[:3] == (q.x, k.x, v.x) and not any(each.x.width % TILE_ROWS for each in activations):
-                    both = [evolve(products, linears=products.linears[at], out=out[at]) for at in (slice(3), slice(3, None))]
-                    found[i : i + 5] = [*(each for each in both if each.out), ActivateAndDecay((*activations, ends))]
-    return found
+def _convolved(uses: Uses, convolve: op.Convolve, decay: op.Decay) -> Iterable[Operation] | None:
+    match decay:
+        case op.Decay(t=t, b=None, dt=Vector(), a=Vector()) if t.root is convolve.x[0].root:
+            return (ConvolveAndDecay((convolve, decay)),) if _is_fed(uses, convolve, decay) else None
+    return None
+
+
+def _gated_twice(_: Uses, convolve: op.Convolve) -> Iterable[Operation] | None:
+    """A convolution that is gated once, by ones as well."""
+    if (convolve.before is None) == (convolve.after is None):
+        return None
+    ones = op.Constant((1.0,) * convolve.out.width)
+    return ones, evolve(convolve, before=convolve.before or ones.out, after=convolve.after or ones.out)
+
+
+def _gated(uses: Uses, recur: op.Recur) -> Iterable[Operation] | None:
+    """A recurrence without a gate, with one that nobody reads."""
+    gate = uses.after(recur)
+    is_gated = isinstance(gate, op.Gate) and gate.y is recur.out
+    return None if is_gated else (recur, op.Gate(recur.out, recur.out, Activation.SILU))
+
+
+def _activated_rows(
+    uses: Uses,
+    products: op.Multiply,
+    q: op.Activate,
+    k: op.Activate,
+    v: op.Activate,
+    ends: op.Constant,
+    recur: op.Recur,
+) -> Iterable[Operation] | None:
+    """Products of which the first three alone go through SiLU, where they are, with constant decays in their rows."""
+    activations, out = (q, k, v), products.out
+    is_alone = all(_is_plain_silu(each) and len(uses.readers[each.x.root]) == 1 for each in activations)
+    if not is_alone or out[:3] != (q.x, k.x, v.x) or any(each.x.width % TILE_ROWS for each in activations):
+        return None
+    both = [evolve(products, linears=products.linears[at], out=out[at]) for at in (slice(3), slice(3, None))]
+    return *(each for each in both if each.out), ActivateAndDecay((*activations, ends)), recur
 
 
 def _is_plain_silu(each: op.Activate) -> bool:
     return each.activation is Activation.SILU and (each.up, each.divisors, each.limit) == (None, None, None)
+
+
+def _chosen(_: Uses, multiply: op.Multiply, choose: expert_rewrites.ChooseExperts) -> Iterable[Operation] | None:
+    is_alone = {*multiply.made} == {*choose.read}
+    return (expert_rewrites.MultiplyAndChoose((multiply, choose)),) if is_alone else None
+
+
+REWRITES = (
+    Rewrite((op.Decay,), _softplus, "a product may activate steps in its launch"),
+    Rewrite((op.Join,), _normalized, "values are normed where they are put side by side"),
+    Rewrite((op.Normalize,), _unread, "which leaves norms that nothing reads"),
+    ACTIVATE_PRODUCTS,
+    Rewrite(
+        (op.Attend | op.MultiplyHeads, op.Gate), gated, "splits are merged, and heads put side by side, in a launch already"
+    ),
+    Rewrite((op.Attend,), of_latents, "the kernel turns queries itself, and leaves heads' mixes as their matrices read them"),
+    Rewrite((), expert_rewrites.with_choices, "the choice weighs the shared expert: no launch more for its gate"),
+    Rewrite(
+        (op.AddWeighed, op.Add), expert_rewrites.separate_sums, "products and sums of experts add their rows to x themselves"
+    ),
+    ADD_SUMS,
+    Rewrite((), expert_rewrites.with_shared_experts, "a shared expert takes two launches, one more of the others none"),
+    Rewrite((), expert_rewrites.with_early_choices, "the launch that makes logits can choose by them"),
+    Rewrite(
+        (op.Multiply, op.Activate, op.Activate, op.Activate, op.Constant, op.Recur),
+        _activated_rows,
+        "a recurrence's inputs are activated, and get their decays, in one launch in place of four",
+    ),
+    Rewrite((op.Convolve,), _gated_twice, "the kernel gates twice or not at all"),
+    Rewrite((op.Recur,), _gated, "the launch that gates keeps drafted tokens aside"),
+    Rewrite((), _with_copies, "kernels read values apart or side by side; all rewrites that place values anew come before"),
+    Rewrite((op.PrepareHeads,), separated, "the kernel prepares queries, keys and values at once, that are turned alike"),
+    Rewrite((), _with_joined_norms, "norms of products of one launch are one launch as well"),
+    Rewrite((op.Multiply, expert_rewrites.ChooseExperts), _chosen, "the launch that makes logits chooses by them"),
+    Rewrite((op.ScaleToLength, op.Decay | op.DecayByKey), _scaled, "decays are made in the launch before, in the same rows"),
+    Rewrite((op.Convolve, op.Decay), _convolved, "decays are made in the launch before, in the same rows"),
+)
+"""The rewrites of a block's operations, in their order."""
