@@ -11,7 +11,7 @@ import numpy as np
 from augury import lowering as op
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.memory import Arena
-from augury.backends.numba_cpu.operations import OPERATIONS
+from augury.backends.numba_cpu.operations import EMITTERS
 from augury.backends.numba_cpu.operations.by_row import ByRowEmitter
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
@@ -19,7 +19,6 @@ from augury.backends.numba_cpu.slot_memory import Cache, State
 from augury.backends.numba_cpu.tape import Tape
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Block
-from augury.errors import UnsupportedError
 from augury.lowering.rewrites import ACTIVATE_PRODUCTS, ADD_SUMS, check_norms, n_early, rewritten
 from augury.types import ModelOptions
 
@@ -124,16 +123,9 @@ class BlockEmitter(op.BlockEmitter):
                 continue  # x lies there
             elif not isinstance(operation, op.LookUp) and not self._layout.begun.isdisjoint(operation.made):
                 yield InPlaceEmitter(operation, self._scope)
-            elif type(operation) in OPERATIONS:
-                yield OPERATIONS[type(operation)](operation, self._scope)
-            elif (own := operation.kernel_for("numba-cpu")) is not None:
-                is_emitter = isinstance(own, type)
-                yield own(operation, self._scope) if is_emitter else ByRowEmitter(operation, self._scope, own)
             else:
-                raise UnsupportedError(
-                    f"block {self._name} has the operation {type(operation).__name__}, which backend numba-cpu "
-                    "does not compute; use backend reference"
-                )
+                found = EMITTERS.find(operation, self._name)
+                yield found(operation, self._scope) if isinstance(found, type) else ByRowEmitter(operation, self._scope, found)
 
 
 def _conflicts(emitter: OperationEmitter[Any], written: set[op.Value], read: set[op.Value]) -> bool:

@@ -11,7 +11,7 @@ from attrs import frozen
 from augury import lowering as op
 from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
-from augury.backends.numba_cuda.operations import OPERATIONS
+from augury.backends.numba_cuda.operations import EMITTERS
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
@@ -20,7 +20,6 @@ from augury.backends.numba_cuda.rows import DeviceRows, Operand
 from augury.backends.numba_cuda.slot_memory import Cache, State
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Block, Linear
-from augury.errors import UnsupportedError
 from augury.lowering.rewrites import check_norms, n_early, rewritten
 from augury.types import ModelOptions
 
@@ -61,12 +60,7 @@ class BlockEmitter(op.BlockEmitter):
             rewritten(some, REWRITES, streams) for some in (build.operations[:n_first], [*given, *build.operations[n_first:]])
         )
         operations, n_first = [*early, *others], len(early)
-        found = [OPERATIONS.get(type(each)) or each.kernel_for("numba-cuda") for each in operations]
-        for unknown in (type(each).__name__ for each, emitter in zip(operations, found, strict=True) if emitter is None):
-            raise UnsupportedError(
-                f"block {type(block).__name__} has the operation {unknown}, which backend numba-cuda does not compute; use "
-                "backend reference"
-            )
+        found = [EMITTERS.find(each, type(block).__name__) for each in operations]
         self._layout = Layout(operations, streams, n_first)
         scope = Scope(options, self.caches, sources, self._layout)
         emitters = [emitter(each, scope) for each, emitter in zip(operations, found, strict=True)]

@@ -5,6 +5,7 @@ from augury.lowering.builder import Builder
 from augury.lowering.emitters import (
     BlockEmitter,
     ConnectionEmitter,
+    Emitters,
     Ends,
     OperationEmitter,
     PlanEmitters,
@@ -12,7 +13,7 @@ from augury.lowering.emitters import (
     connection_emitters,
     largest,
 )
-from augury.lowering.operation import CachedRows, Operation, Value, emitters_of, makes, source_key
+from augury.lowering.operation import CachedRows, Operation, Value, makes, source_key
 from augury.lowering.operations import (
     Activate,
     Add,
@@ -59,6 +60,7 @@ __all__ = [
     "ConvolveBlock",
     "Decay",
     "DecayByKey",
+    "Emitters",
     "Ends",
     "FeedExperts",
     "Gate",
@@ -85,7 +87,6 @@ __all__ = [
     "SetLayerInputs",
     "Value",
     "connection_emitters",
-    "emitters_of",
     "largest",
     "makes",
     "source_key",

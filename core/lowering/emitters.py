@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _Operation = TypeVar("_Operation", bound=Operation)
 _Block = TypeVar("_Block", bound="BlockEmitter")
+_Emitter = TypeVar("_Emitter", bound=Callable[..., Any])
 
 
 @frozen(eq=False)
@@ -54,6 +55,35 @@ class OperationEmitter(ABC, Generic[_Operation]):
 
     def emit_states(self, tape: Any) -> None:
         """Write only the kernels that bring its state up to date, for a pass over no tokens."""
+
+
+class Emitters:
+    """A backend's table: the emitter of each operation that it computes. Packages may add those of theirs."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend, self._kinds = backend, dict[type[Operation], Any]()
+
+    def of(self, *operations: type[Operation]) -> Callable[[_Emitter], _Emitter]:
+        """Register the decorated class, or a function of an operation and its `Scope`, as the emitter of operations."""
+
+        def register(emitter: _Emitter) -> _Emitter:
+            self._kinds |= dict.fromkeys(operations, emitter)
+            return emitter
+
+        return register
+
+    def find(self, operation: Operation, block: str) -> Any:
+        """The emitter of an operation of a block, of the table or of the operation's own `kernels`.
+
+        Raises:
+            UnsupportedError: There is none.
+        """
+        found, name = self._kinds.get(type(operation)) or operation.kernel_for(self.backend), type(operation).__name__
+        if found is None:
+            raise UnsupportedError(
+                f"block {block} has the operation {name}, which backend {self.backend} does not compute; use backend reference"
+            )
+        return found
 
 
 class BlockEmitter:

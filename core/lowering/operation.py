@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any, Self, get_args, get_origin
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import Factory, evolve, field, fields, frozen
 
@@ -111,16 +111,6 @@ class Operation(HasKernels):
     def cached(self) -> dict[int, int]:
         """The caches of the block that it writes, by their places in `Block.cached`, and the values of a row of all heads."""
         return {}
-
-
-def emitters_of(base: type, files: Iterable[ModuleType]) -> dict[type[Operation], Any]:
-    """A backend's classes by the operations that they emit, which each names: `class MultiplyEmitter(base[Multiply])`."""
-    found = dict[type[Operation], Any]()
-    for file in files:
-        for emitter in (each for each in vars(file).values() if isinstance(each, type) and each.__module__ == file.__name__):
-            for named in (get_args(each)[0] for each in vars(emitter).get("__orig_bases__", ()) if get_origin(each) is base):
-                found |= dict.fromkeys(get_args(named) or (named,), emitter)
-    return found
 
 
 def source_key(function: Any) -> str:

@@ -1,7 +1,7 @@
 """Operations that do not fit each other are refused before a kernel sees them."""
 
 import re
-from types import ModuleType
+from typing import ClassVar
 
 import attrs
 import numpy as np
@@ -40,6 +40,7 @@ from augury.lowering import (
     ConvolveBlock,
     Decay,
     DecayByKey,
+    Emitters,
     FeedExperts,
     Gate,
     Join,
@@ -54,7 +55,6 @@ from augury.lowering import (
     ScaleToLength,
     SetLayerInputs,
     Value,
-    emitters_of,
 )
 from augury.plugins.pooling.blocks import KeepToPool, Pool
 
@@ -367,18 +367,19 @@ def test_a_block_that_does_not_say_how_it_is_computed_is_refused():
         Block().lowered(8)
 
 
-EMITTERS = """
-from typing import Generic, TypeVar
-from augury.lowering import Add, Gate, Join
-Emitted = TypeVar("Emitted")
-class Base(Generic[Emitted]): ...
-class One(Base[Add]): ...
-class Two(Base[Join | Gate]): ...
-class Heir(Two): ...
-"""
+def test_a_table_finds_the_emitter_of_an_operation_before_the_operations_own_kernels():
+    emitters = Emitters("toy")
 
+    @emitters.of(Add, Gate)
+    class Two:
+        pass
 
-def test_an_emitter_emits_the_operations_that_its_base_names():
-    file = ModuleType("file")
-    exec(EMITTERS, vars(file))
-    assert emitters_of(file.Base, [file]) == {Add: file.One, Join: file.Two, Gate: file.Two}
+    class Own(Add):
+        kernels: ClassVar = {"toy": abs}
+
+    x, own = Value(8), Own(Value(8))
+    assert (emitters.find(Add(x), "Odd"), emitters.find(Gate(x, x, Activation.SILU), "Odd")) == (Two, Two)
+    assert emitters.find(own, "Odd") is abs
+    assert emitters.of(Own)(Two) is emitters.find(own, "Odd") is Two
+    with pytest.raises(UnsupportedError, match="block Odd has the operation Join, which backend toy does not compute"):
+        emitters.find(Join((x,)), "Odd")

@@ -22,7 +22,7 @@ from augury.backends.numba_cpu.kernels.store import CachedRows
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import Arena, up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
+from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes
 from augury.backends.numba_cpu.weights import Weights
@@ -38,6 +38,7 @@ NO_LISTS = attention_layer.Lists(chosen=0, n_lists=0, ld_chosen=0, runs=0, ends=
 _CHOSEN, _RUNS, _ENDS, _SCORES = "chosen cells", "runs of chosen cells", "ends of chosen cells", "scores of positions"
 
 
+@EMITTERS.of(PrepareHeads)
 class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
     """Prepares heads in place, and keeps them where there is a cache."""
 
@@ -73,6 +74,7 @@ class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
         return (*self.operation.x, *self.operation.out)
 
 
+@EMITTERS.of(Attend)
 class AttendEmitter(OperationEmitter[Attend]):
     """Attends to keys and values, or to rows that are both, in all cells that tokens see or in listed ones."""
 
@@ -205,6 +207,7 @@ def list_buffers(choice: PositionChoice, n_ctx: int) -> Mapping[str, int]:
     return {_CHOSEN: 8 * n_cells, _RUNS: dtype(Segment).itemsize * MAX_TOKENS, _ENDS: 8 * MAX_TOKENS}
 
 
+@EMITTERS.of(Choose, ChooseByHead)
 class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
     """Scores the blocks of positions that every token sees, and leaves the cells of the highest scores, or of all."""
 

@@ -14,9 +14,10 @@ from augury.backends.numba_cpu.slot_memory import State
 from augury.backends.numba_cpu.tape import Tape, ThreadRows
 from augury.backends.numba_cpu.weights import Weights
 from augury.errors import UnsupportedError
-from augury.lowering import Operation, Value
+from augury.lowering import Emitters, Operation, Value
 
 _Emitted = TypeVar("_Emitted", bound=Operation)
+EMITTERS = Emitters("numba-cpu")
 
 
 @frozen(eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from augury.backends.numba_cpu.kernels import embed, logits, step
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter
+from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter
 from augury.backends.numba_cpu.operations.layout import INPUTS
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes, row_stride
@@ -16,6 +16,7 @@ from augury.lowering import ComputeLogits, LookUp, ReadTokens, Scope, SetLayerIn
 _LINE = 16  # floats of a cache line
 
 
+@EMITTERS.of(LookUp)
 class LookUpEmitter(OperationEmitter[LookUp]):
     """Looks up rows of a matrix; every thread for itself where its rows are its own."""
 
@@ -36,6 +37,7 @@ class LookUpEmitter(OperationEmitter[LookUp]):
         )
 
 
+@EMITTERS.of(ReadTokens)
 class ReadTokensEmitter(OperationEmitter[ReadTokens]):
     """Writes the ids of tokens as floats."""
 
@@ -45,6 +47,7 @@ class ReadTokensEmitter(OperationEmitter[ReadTokens]):
         tape.add(Work("token ids"), embed.read_tokens, out=self.placed.at(self.operation.out))
 
 
+@EMITTERS.of(SetLayerInputs)
 class SetLayerInputsEmitter(OperationEmitter[SetLayerInputs]):
     """Adds the rows of a table to the inputs of layers."""
 
@@ -67,6 +70,7 @@ def logits_row(n_vocab: int) -> tuple[int, int]:
     return width, width + up(width // logits.BLOCK, _LINE)
 
 
+@EMITTERS.of(ComputeLogits)
 class ComputeLogitsEmitter(OperationEmitter[ComputeLogits]):
     """Computes logits; where to is written into the tape before every pass."""
 

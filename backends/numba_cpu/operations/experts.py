@@ -13,7 +13,7 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, 
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.memory import Arena, up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
+from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.operations.rows import kind_of
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Tape, ThreadRows
@@ -25,6 +25,7 @@ _NOTHING = (0, 0, ThreadRows(0, 0))  # added to a sum, see `_added`
 _GATINGS = {each: getattr(routing, each.name) for each in Gating}
 
 
+@EMITTERS.of(Route)
 class RouteEmitter(OperationEmitter[Route]):
     """Sorts the tokens of a pass by expert, so that each expert's weights are read once and the others' never."""
 
@@ -75,6 +76,7 @@ class RouteEmitter(OperationEmitter[Route]):
         tape.kept[self.operation.out] = ThreadRows(routes, router.n_used)
 
 
+@EMITTERS.of(FeedExperts, FeedExpertsAndAdd)
 class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
     """Multiplies the rows of each expert's tokens, and adds up each token's, and other rows."""
 
@@ -192,6 +194,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         return Work(f"{name} ({kinds})", n_bytes, n_used * sum(part.n_out * part.n_in for part in parts))
 
 
+@EMITTERS.of(AddWeighed)
 class AddWeighedEmitter(OperationEmitter[AddWeighed]):
     """Adds rows up as if each token had one expert."""
 

@@ -12,7 +12,7 @@ from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.attention import place_steps, table_of
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
@@ -22,6 +22,7 @@ from augury.lowering import MultiplyHeads, PrepareLatents, Scope
 _PRODUCTS = "products of heads"
 
 
+@EMITTERS.of(PrepareLatents)
 class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
     """Keeps latents and the turned part, each padded, and lays queries out likewise."""
 
@@ -84,6 +85,7 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
         _multiply_heads(tape, operation.keys, keys)
 
 
+@EMITTERS.of(MultiplyHeads)
 class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
     """Multiplies heads by matrices, and puts the products side by side where they end within a panel."""
 

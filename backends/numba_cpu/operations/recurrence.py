@@ -8,7 +8,7 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape, ThreadRows
 from augury.blocks import Activation, GateKind, LinearRecurrence, Vector
@@ -23,6 +23,7 @@ _FUNCTIONS: dict[Activation | GateKind, int] = {
 _GROUP = 256  # values that a thread gates at once where no norm says how many
 
 
+@EMITTERS.of(Convolve)
 class ConvolveEmitter(OperationEmitter[Convolve]):
     """Convolves channel by channel, from the last inputs on, which are kept."""
 
@@ -61,6 +62,7 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
             tape.add(Work("convolution"), convolution.convolve, layer=layer)
 
 
+@EMITTERS.of(ScaleToLength)
 class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
     """Divides heads by their lengths."""
 
@@ -85,6 +87,7 @@ class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
         return (self.operation.x,)
 
 
+@EMITTERS.of(Decay, DecayByKey)
 class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
     """Makes decays and betas of heads, or of channels, or decays by key, keys times these, and betas."""
 
@@ -116,6 +119,7 @@ class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
         tape.add(Work("decays"), recurrent_ends.decay, **self._fields)
 
 
+@EMITTERS.of(Recur)
 class RecurEmitter(OperationEmitter[Recur]):
     """Lets the matrices of heads take in tokens, and keeps drafted ones aside."""
 
@@ -159,6 +163,7 @@ class RecurEmitter(OperationEmitter[Recur]):
         tape.add(Work("recurrence"), self._kernel, layer=self._layer)
 
 
+@EMITTERS.of(Gate)
 class GateEmitter(OperationEmitter[Gate]):
     """Gates a recurrence's output, in place; see `recurrent_ends.gate`."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import convolution, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
-from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed, require_multiple
+from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape, ThreadRows
 from augury.blocks import Experts, Norm
@@ -29,6 +29,7 @@ from augury.lowering import (
 from augury.lowering.rewrites import MultiplyActivated
 
 
+@EMITTERS.of(Normalize)
 class NormalizeEmitter(OperationEmitter[Normalize]):
     """Norms rows, or copies them, from where they are to where the next operation wants them."""
 
@@ -55,6 +56,7 @@ def _place(tape: Tape, work: str, x: ThreadRows, to: ThreadRows, size: int, norm
     tape.add(Work(work), recurrent_ends.place_rows, x=x, to=to, size=size, norm=tape.weights.norm(norm), group=group)
 
 
+@EMITTERS.of(Multiply)
 class MultiplyEmitter(OperationEmitter[Multiply]):
     """Multiplies rows by several matrices in one record."""
 
@@ -64,6 +66,7 @@ class MultiplyEmitter(OperationEmitter[Multiply]):
         tape.multiply(operation.purpose, placed.rows(operation.x, tape), list(zip(operation.linears, to, strict=True)))
 
 
+@EMITTERS.of(Add)
 class AddEmitter(OperationEmitter[Add]):
     """Leaves products to be added to the residual stream by the next norm."""
 
@@ -71,6 +74,7 @@ class AddEmitter(OperationEmitter[Add]):
         tape.add_later(self.operation.norm)
 
 
+@EMITTERS.of(AddStream)
 class AddStreamEmitter(OperationEmitter[AddStream]):
     """Adds the second residual stream, or trades places with it; the norm's rows are free between blocks."""
 
@@ -91,6 +95,7 @@ class AddStreamEmitter(OperationEmitter[AddStream]):
             tape.copy(normed, z)
 
 
+@EMITTERS.of(Activate)
 class ActivateEmitter(OperationEmitter[Activate]):
     """Sends rows through an activation, with their gates."""
 
@@ -121,6 +126,7 @@ def _activating(operation: Activate, placed: Placed) -> Activating:
     return activating(operation.limit, operation.constants, address)
 
 
+@EMITTERS.of(Join)
 class JoinEmitter(OperationEmitter[Join]):
     """Copies rows side by side."""
 
@@ -135,6 +141,7 @@ class JoinEmitter(OperationEmitter[Join]):
             column += value.width
 
 
+@EMITTERS.of(InitStreams)
 class InitStreamsEmitter(OperationEmitter[InitStreams]):
     """Copies rows to x, or to the residual streams."""
 
@@ -152,6 +159,7 @@ class InitStreamsEmitter(OperationEmitter[InitStreams]):
             _place(tape, "copying rows", x, ThreadRows(to.address + 4 * i * size, to.width), size)
 
 
+@EMITTERS.of(Constant)
 class ConstantEmitter(OperationEmitter[Constant]):
     """Writes the same numbers into every row."""
 
@@ -167,6 +175,7 @@ class ConstantEmitter(OperationEmitter[Constant]):
         _place(tape, "constants", ThreadRows(self._numbers, 0), to, width)
 
 
+@EMITTERS.of(ConvolveBlock)
 class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
     """Convolves rows with those of the tokens before in a block."""
 
@@ -200,6 +209,7 @@ class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
         )
 
 
+@EMITTERS.of(MultiplyActivated)
 class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
     """Multiplies by gate and up in one record, and activates where the products are still near."""
 

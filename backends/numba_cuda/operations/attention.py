@@ -21,7 +21,7 @@ from augury.backends.numba_cuda.kernels.heads import MAX_DIM, HeadsArgs, TurnArg
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.splits import SPLIT, MergeArgs
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope
 from augury.backends.numba_cuda.slot_memory import Cache
 from augury.backends.numba_cuda.tape import Tape, splits_of, splits_seen
 from augury.backends.numba_cuda.weights import Weights
@@ -35,6 +35,7 @@ FOREVER = 2**30  # a window that sees all
 MOST_PARTS = 128 << 20  # bytes of splits' results; those of one token may be more
 
 
+@EMITTERS.of(PrepareHeads)
 class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
     """Prepares heads in place, and keeps them where there is a cache: queries, keys and values, side by side, or only these."""
 
@@ -65,6 +66,7 @@ class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
         tape.launch(prepare_heads, (sum(counts), tape.size.n_tokens), WARP, **arguments)
 
 
+@EMITTERS.of(Attend, AttendGated)
 class AttendEmitter(OperationEmitter[Attend | AttendGated]):
     """Attends to keys and values, or to rows that are both, and to pooled rows; the mix may be gated.
 
@@ -198,6 +200,7 @@ def sharpened(weights: Weights, temperature: Temperature | None, n_ctx: int) -> 
     return {"factors": factors, "has_factors": True}
 
 
+@EMITTERS.of(Choose, ChooseByHead)
 class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
     """Scores blocks of positions, and writes down which are chosen; nothing where all are."""
 

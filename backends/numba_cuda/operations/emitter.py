@@ -10,9 +10,10 @@ from attrs import frozen
 from augury import lowering
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.slot_memory import State
-from augury.lowering import Operation
+from augury.lowering import Emitters, Operation
 
 _Emitted = TypeVar("_Emitted", bound=Operation)
+EMITTERS = Emitters("numba-cuda")
 
 
 @frozen(eq=False)

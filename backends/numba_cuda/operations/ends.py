@@ -9,7 +9,7 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.embed import read_tokens
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, POSITIONS, TOKENS
 from augury.backends.numba_cuda.kernels.sample import cap_logits
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter
 from augury.backends.numba_cuda.operations.layout import INPUTS
 from augury.backends.numba_cuda.operations.rows import look_up
 from augury.backends.numba_cuda.rows import DeviceRows
@@ -17,6 +17,7 @@ from augury.backends.numba_cuda.tape import Tape
 from augury.lowering import ComputeLogits, InitStreams, LookUp, ReadTokens, SetLayerInputs
 
 
+@EMITTERS.of(LookUp)
 class LookUpEmitter(OperationEmitter[LookUp]):
     """Looks up rows of a matrix."""
 
@@ -26,6 +27,7 @@ class LookUpEmitter(OperationEmitter[LookUp]):
         look_up(tape, operation.table, to, ids, scale=operation.scale)
 
 
+@EMITTERS.of(ReadTokens)
 class ReadTokensEmitter(OperationEmitter[ReadTokens]):
     """Writes the ids of tokens as floats."""
 
@@ -34,6 +36,7 @@ class ReadTokensEmitter(OperationEmitter[ReadTokens]):
         tape.launch(read_tokens, (-(-tape.size.n_tokens // WARP),), WARP, out=out.at, stride=out.width)
 
 
+@EMITTERS.of(InitStreams)
 class InitStreamsEmitter(OperationEmitter[InitStreams]):
     """Copies rows to x or the residual streams, unless they lie there."""
 
@@ -44,6 +47,7 @@ class InitStreamsEmitter(OperationEmitter[InitStreams]):
             tape.blend(DeviceRows(to.at.at(4 * i * size), to.width), rows, 0.0, 1.0, width=size)
 
 
+@EMITTERS.of(SetLayerInputs)
 class SetLayerInputsEmitter(OperationEmitter[SetLayerInputs]):
     """Adds the rows of a table to the inputs of layers."""
 
@@ -58,6 +62,7 @@ class SetLayerInputsEmitter(OperationEmitter[SetLayerInputs]):
         tape.blend(to, layout.rows(operation.other, tape), operation.scale, operation.scale * operation.factor)
 
 
+@EMITTERS.of(ComputeLogits)
 class ComputeLogitsEmitter(OperationEmitter[ComputeLogits]):
     """Computes logits, and finds each row's best token and its logit where these are wanted."""
 

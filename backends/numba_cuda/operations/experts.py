@@ -15,7 +15,7 @@ from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MOST_ROUTED, OF_ROUTES
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
 from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate
 from augury.backends.numba_cuda.products import WARPS, tile_of
@@ -29,6 +29,7 @@ from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 GATINGS = {each: getattr(experts, each.name) for each in Gating}
 
 
+@EMITTERS.of(ChooseExperts)
 class ChooseExpertsEmitter(OperationEmitter[ChooseExperts]):
     """Sorts the tokens of a pass by expert, on the device, so that a few at a time share one reading of its weights."""
 
@@ -83,6 +84,7 @@ def _n_most(choice: ChooseExperts) -> int:
     return MAX_TOKENS * (choice.router.n_used + bool(choice.joined))
 
 
+@EMITTERS.of(MultiplyAndChoose)
 class MultiplyAndChooseEmitter(OperationEmitter[MultiplyAndChoose]):
     """Makes a router's logits and chooses by them: of few tokens in one launch."""
 
@@ -111,6 +113,7 @@ class MultiplyAndChooseEmitter(OperationEmitter[MultiplyAndChoose]):
         tape.launch(experts.ROUTE[at_once], grid, WARP * n_warps, params=self._choice.arguments(tape), **product)
 
 
+@EMITTERS.of(SharedExpert)
 class SharedExpertEmitter(OperationEmitter[SharedExpert]):
     """Writes the output of an expert of all tokens, unless it is one more of the others."""
 
@@ -126,6 +129,7 @@ class SharedExpertEmitter(OperationEmitter[SharedExpert]):
                 emitter.emit(tape)
 
 
+@EMITTERS.of(FeedExperts, FeedExpertsAndAdd)
 class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
     """Sends rows through the experts that a router has chosen, and adds up each token's, and other rows."""
 
@@ -179,6 +183,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         tape.launch(routes.gather_rows, grid, WARP * WARPS, **places, **params, to=to.target)
 
 
+@EMITTERS.of(AddWeighed)
 class AddWeighedEmitter(OperationEmitter[AddWeighed]):
     """Adds other rows to a sum."""
 

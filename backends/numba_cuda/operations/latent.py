@@ -20,7 +20,7 @@ from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.operations.attention import FOREVER, choice_args, parts_bytes, shares_of, sharpened, turned
 from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope
 from augury.backends.numba_cuda.products import WARPS
 from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, units_of
 from augury.backends.numba_cuda.tape import Tape, splits_of, warps_of
@@ -31,6 +31,7 @@ from augury.lowering import MultiplyHeads, PrepareLatents
 _ROWS, _SPLIT = "rows of heads", "split heads"
 
 
+@EMITTERS.of(PrepareLatents)
 class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
     """Keeps latents and the turned part, and multiplies queries by the matrices of keys."""
 
@@ -63,6 +64,7 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
             tape.multiply_tiles(to, [keys], DeviceRows(tape.buffers[_ROWS], keys.n_out), _tiles_of(tape, keys.n))
 
 
+@EMITTERS.of(AttendLatents)
 class AttendLatentsEmitter(OperationEmitter[AttendLatents]):
     """Attends to latents, and leaves the mixes head by head."""
 
@@ -112,6 +114,7 @@ class AttendLatentsEmitter(OperationEmitter[AttendLatents]):
         return tape.buffers[_ROWS] if zeros is None else zeros
 
 
+@EMITTERS.of(MultiplyHeads, MultiplyHeadsGated)
 class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads | MultiplyHeadsGated]):
     """Multiplies heads by matrices, and puts the products of a token side by side, perhaps gated."""
 

@@ -13,7 +13,7 @@ from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, Con
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs, TimesArgs
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
 from augury.backends.numba_cuda.rows import DeviceRows
@@ -24,6 +24,7 @@ from augury.errors import UnsupportedError
 from augury.lowering import Constant, Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Value
 
 
+@EMITTERS.of(Convolve)
 class ConvolveEmitter(OperationEmitter[Convolve]):
     """Convolves channel by channel, from the last inputs on, which are kept; several convolutions are one, side by side."""
 
@@ -68,6 +69,7 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
         tape.launch(kernel, grid, CONVOLVE_THREADS, params=ConvolveArgs(**arguments), to=to, steps=steps)
 
 
+@EMITTERS.of(ConvolveAndDecay)
 class ConvolveAndDecayEmitter(ConvolveEmitter):
     """Likewise, with decays and betas of values beside the inputs."""
 
@@ -89,6 +91,7 @@ def _column(first: DeviceRows, other: DeviceRows) -> int:
     return (other.at.offset - first.at.offset) // 4
 
 
+@EMITTERS.of(Decay, DecayByKey)
 class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
     """Makes decays of heads, or by key channel, and betas of heads."""
 
@@ -113,6 +116,7 @@ class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
         tape.launch(recurrent_ends.decay, grid, WARP, of=of, **_begin(tape, layout, decay.out, heads))
 
 
+@EMITTERS.of(ScaleToLength)
 class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
     """Divides heads by their lengths."""
 
@@ -121,6 +125,7 @@ class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
         tape.launch(recurrent_ends.decay, (_n_units(heads), tape.size.n_tokens), WARP, **_begin(tape, self.layout, (), heads))
 
 
+@EMITTERS.of(ScaleAndDecay)
 class ScaleAndDecayEmitter(OperationEmitter[ScaleAndDecay]):
     """Divides heads by their lengths, and makes decays, in one launch."""
 
@@ -147,6 +152,7 @@ def _n_units(heads: ScaleToLength | None) -> int:
     return 0 if heads is None else heads.x.width // heads.size
 
 
+@EMITTERS.of(ActivateAndDecay)
 class ActivateAndDecayEmitter(OperationEmitter[ActivateAndDecay]):
     """Sends a recurrence's inputs through SiLU where they are, and writes its decays and betas."""
 
@@ -159,6 +165,7 @@ class ActivateAndDecayEmitter(OperationEmitter[ActivateAndDecay]):
         tape.launch(recurrent_ends.light, grid, THREADS, rows=rows.at, ends=ends, stride=rows.width, size=size)
 
 
+@EMITTERS.of(Recur)
 class RecurEmitter(OperationEmitter[Recur]):
     """Lets the matrices of heads take in tokens."""
 
@@ -200,6 +207,7 @@ def _n_steps(recur: Recur) -> int:
     return heads.value_dim if heads.is_by_channel else heads.n_heads * (heads.key_dim if heads.is_by_key else 1)
 
 
+@EMITTERS.of(Gate)
 class GateEmitter(OperationEmitter[Gate]):
     """Gates the output of a recurrence, and keeps aside the inputs of drafted tokens.
 

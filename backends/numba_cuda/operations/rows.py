@@ -13,7 +13,7 @@ from augury.backends.numba_cuda.kernels.convolution import convolve_block
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.operations.emitter import OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
 from augury.backends.numba_cuda.products import WARPS
 from augury.backends.numba_cuda.rows import DeviceRows, Operand, units_of
@@ -23,6 +23,7 @@ from augury.lowering import Activate, Add, AddStream, Constant, ConvolveBlock, M
 from augury.lowering.rewrites import MultiplyActivated
 
 
+@EMITTERS.of(Normalize)
 class NormalizeEmitter(OperationEmitter[Normalize]):
     """Norms x, or other rows: in place, on their way to matrices, or where they are copied to."""
 
@@ -56,6 +57,7 @@ def _is_there(widths: Sequence[int], to: Operand, tape: Tape) -> bool:
     return tape.size.n_tokens == 1 and not to.as_bytes and all(width == to.width for width in widths)
 
 
+@EMITTERS.of(NormalizeParts)
 class NormalizePartsEmitter(OperationEmitter[NormalizeParts]):
     """Norms products that lie in one row, and puts some of them where matrices read them."""
 
@@ -71,6 +73,7 @@ class NormalizePartsEmitter(OperationEmitter[NormalizeParts]):
         tape.norm_parts(rows, parts, to, n_apart=len(apart))
 
 
+@EMITTERS.of(Multiply)
 class MultiplyEmitter(OperationEmitter[Multiply]):
     """Multiplies rows by several matrices, in as few launches as their types allow."""
 
@@ -86,6 +89,7 @@ class MultiplyEmitter(OperationEmitter[Multiply]):
                 tape.multiply(x, [(linear, 0)], to, adds=to is tape.x)
 
 
+@EMITTERS.of(MultiplyActivated)
 class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
     """Multiplies by gate and up and activates, in one launch where it can."""
 
@@ -101,6 +105,7 @@ class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
         activate(tape, gate, gates, ups[0] if ups else None, to, width, divisors=activation.divisors)
 
 
+@EMITTERS.of(Activate)
 class ActivateEmitter(OperationEmitter[Activate]):
     """Sends rows through an activation, with their gates."""
 
@@ -111,6 +116,7 @@ class ActivateEmitter(OperationEmitter[Activate]):
         activate(tape, _gate_of(operation), x, up, to, operation.out.width, divisors=operation.divisors)
 
 
+@EMITTERS.of(Add)
 class AddEmitter(OperationEmitter[Add]):
     """Adds rows to x, or their norm, unless the kernel that makes them does so."""
 
@@ -131,6 +137,7 @@ class AddEmitter(OperationEmitter[Add]):
         tape.add_rows_later(DeviceRows(tape.buffers["y"], tape.x.width), norm)
 
 
+@EMITTERS.of(AddStream)
 class AddStreamEmitter(OperationEmitter[AddStream]):
     """Adds the second residual stream, as it is with the next norm, which may trade places."""
 
@@ -144,6 +151,7 @@ class AddStreamEmitter(OperationEmitter[AddStream]):
             tape.add_rows_later(z, swaps=operation.swaps)
 
 
+@EMITTERS.of(Constant)
 class ConstantEmitter(OperationEmitter[Constant]):
     """Writes the same numbers into every row."""
 
@@ -153,6 +161,7 @@ class ConstantEmitter(OperationEmitter[Constant]):
         tape.blend(self.layout.rows(out, tape), row, 0.0, 1.0, width=out.width, is_one_row=True)
 
 
+@EMITTERS.of(ReadInput, ReadHidden, ReadEmbedded)
 class GivenEmitter(OperationEmitter[ReadInput | ReadHidden | ReadEmbedded]):
     """Writes nothing: the rows lie where they were put before the block began."""
 
@@ -160,6 +169,7 @@ class GivenEmitter(OperationEmitter[ReadInput | ReadHidden | ReadEmbedded]):
         """See `OperationEmitter.emit`."""
 
 
+@EMITTERS.of(JoinNormalized)
 class JoinNormalizedEmitter(OperationEmitter[JoinNormalized]):
     """Norms rows where they are put side by side."""
 
@@ -171,6 +181,7 @@ class JoinNormalizedEmitter(OperationEmitter[JoinNormalized]):
         tape.join([*zip(rows, widths, operation.norms, strict=True)], layout.operand(operation.out, tape))
 
 
+@EMITTERS.of(ConvolveBlock)
 class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
     """Convolves rows with those of the tokens before in a block."""
 
