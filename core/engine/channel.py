@@ -53,7 +53,8 @@ class Channel:
     def deliver(self, pieces: Iterable[Token]) -> None:
         """Pass on the tokens of a round: a waiting reader is woken once, and finds them all."""
         self.unread.extend(pieces)
-        self._wake(self.readers)
+        if self.readers:
+            self._wake(self.readers)
 
     def finish(self, outcome: Any) -> None:
         """Say that it is over, with its result or the error that ended it."""

@@ -131,11 +131,12 @@ class Loop:
 
     def _schedule(self) -> RoundRecord:
         """Who takes part, with which tokens: of those that decode the last one and a draft, and chunks of prompts."""
-        self._drop_cancelled()
-        for sequence in tuple(self._running):
-            if sequence.waits_for_drafters and not sequence.is_prefilling:
-                guarded(self._drafting.prefill, sequence, failed=partial(self._end, sequence))
-        self._admit()  # with what drafters now hold of a prompt, too: others may begin with the same
+        for sequence in [each for each in (*self._running, *self._waiting) if each.channel.cancels]:
+            self._end(sequence)
+        for sequence in [each for each in self._running if each.waits_for_drafters and not each.is_prefilling]:
+            guarded(self._drafting.prefill, sequence, failed=partial(self._end, sequence))
+        if self._waiting or self.n_held_back:
+            self._admit()  # with what drafters now hold of a prompt, too: others may begin with the same
         start = perf_counter()
         prefilling = [each for each in self._running if each.is_prefilling]
         decoding = [each for each in self._running if not (each.is_prefilling or each.waits_for_drafters)]
@@ -177,22 +178,18 @@ class Loop:
             ids=tuple([each.sequence.id for each in record.scheduled]),
         )
         self._counter.passed(seen, record.n_prompt)
-        self._publish()
-        self._conclude()
+        self._counter.publish(self._running)
+        for sequence in [each for each in self._running if each.finish_reason is not None or each.is_full]:
+            if sequence.finish_reason is not None:
+                self._end(sequence)
+            else:
+                guarded(self._shift, sequence, failed=partial(self._end, sequence))
         if self._on_round is not None:
             guarded(self._on_round, round=seen)
         others_s = seen.draft_s + seen.forward_s + record.settle_s
         self._counter.overhead(seen, len(self._running), perf_counter() - record.start - others_s)
 
-    def _drop_cancelled(self) -> None:
-        for sequence in (*self._running, *self._waiting):
-            if sequence.channel.cancels:
-                self._end(sequence)
-
     def _admit(self) -> None:
-        if not self._waiting:
-            self.n_held_back = 0
-            return
         for sequence in tuple(self._waiting):
             if len(self._taken) == self._context.spec.n_slots:
                 break
@@ -214,7 +211,7 @@ class Loop:
             self._running.append(sequence)
             self._waiting.remove(sequence)
             self._counter.started(n_reused, n_recomputed)
-            self._publish()
+            self._counter.publish(self._running)
 
     def _open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
         """A slot for a prompt, or None while all are taken."""
@@ -246,10 +243,12 @@ class Loop:
 
     def _decoding(self, sequences: Sequence[RunningSequence], n_prompt: int) -> list[ScheduledInput]:
         """The last token of each sequence, and its draft if it has drafters, beside `n_prompt` tokens of prompts."""
-        tried = [(each, guarded(self._limit, each, failed=partial(self._end, each))) for each in sequences if each.is_drafted]
         choices: dict[RunningSequence, VerifiedNodes] = {}
-        if limits := [(each, limit) for each, limit in tried if limit is not None]:
-            drafted, n_others = [each for each, _ in limits], n_prompt + len(sequences) - len(tried)
+        room_of, has_drafters = self._context.memory.draft_room, [each for each in sequences if each.is_drafted]
+        rooms = [(each, guarded(room_of, each.slot, failed=partial(self._end, each))) for each in has_drafters]
+        # a pass over k drafted tokens stores k + 1 and may emit as many
+        if limits := [(each, min(each.speculation.n_max, n, each.n_left - 1)) for each, n in rooms if n is not None]:
+            drafted, n_others = [each for each, _ in limits], n_prompt + len(sequences) - len(rooms)
             found = guarded(self._drafting.propose, limits, n_others, failed=partial(self._end_all, drafted))
             choices = dict(zip(drafted, found or (), strict=False))  # without drafts they have all ended
         scheduled: list[ScheduledInput] = []  # in every step of a round so: list[ScheduledInput]() takes forty times as long
@@ -279,10 +278,6 @@ class Loop:
         n = self._context.chunk(sequence.slot, n_most, len(left))
         n_rows = int(n == len(left))
         return ScheduledInput(sequence, self._context.prepare(sequence.slot, left[:n], n_rows), n_rows, n_prompt=n)
-
-    def _limit(self, sequence: RunningSequence) -> int:
-        """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
-        return min(sequence.speculation.n_max, self._context.memory.draft_room(sequence.slot), sequence.n_left - 1)
 
     def _emit(self, scheduled: ScheduledInput, record: RoundRecord, done: RoundPass, row: int) -> Outcome:
         """Verify a sequence's draft, emit the accepted tokens, and keep their states."""
@@ -329,14 +324,6 @@ class Loop:
         kept = {name: values[places] for name, values in features.items()}
         self._drafting.feed(scheduled.sequence, scheduled.sequence.n_kept - len(tokens), tokens, kept)
 
-    def _conclude(self) -> None:
-        """A round is over: end the sequences that are through, and cut the texts of those whose contexts are full."""
-        for sequence in tuple(self._running):
-            if sequence.finish_reason is not None:
-                self._end(sequence)
-            elif sequence.is_full:
-                guarded(self._shift, sequence, failed=partial(self._end, sequence))
-
     def _shift(self, sequence: RunningSequence) -> None:
         """Cut a sequence's text. The rest is processed like a prompt, except for its beginning."""
         self._drafting.end(sequence)
@@ -359,7 +346,7 @@ class Loop:
                 queue.remove(sequence)
         is_failed = summary is None or sequence.error is not None or error is not None
         guarded(self._counter.ended, sequence.counter, sequence.finish_reason, is_failed=is_failed)
-        guarded(self._publish)  # before its caller hears of the end, and asks
+        guarded(self._counter.publish, self._running)  # before its caller hears of the end, and asks
         sequence.finish(error)
 
     def _remember(self, sequence: RunningSequence) -> None:
@@ -374,8 +361,3 @@ class Loop:
             guarded(self._on_request, summary=summary)
         guarded(log_request, summary)
         return summary
-
-    def _publish(self) -> None:
-        self._counter.publish(
-            [(each.slot, each.request, each.n_kept, each.n_emitted, each.counter.drafting()) for each in self._running]
-        )

@@ -68,6 +68,7 @@ class RunningSequence(DraftedSequence):
         self.forced: Callable[[int], Sequence[int]] = lambda _: ()  # at most so many tokens that must follow
         if request.constraint is not None:
             session = ConstraintSession(n_vocab, tokenizer, self._end_tokens, shared)
+            self.is_constrained = not self.speculation.rule.depends_on_draft  # drawn tokens are left as they are there
             self._constraint = ConstraintGuard(request.constraint, session, self.speculation.timeout_s)
             self.forced = self._constraint.forced  # drafters keep it, and the sequence shall not be kept by it
         self.sampler = Sampler(
@@ -143,8 +144,7 @@ class RunningSequence(DraftedSequence):
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 
     def possible(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int] | None:
-        """See `DraftedSequence.possible`. Drawn tokens are left as they are where the output depends on them."""
-        if self._constraint is None or not tokens or self.speculation.rule.depends_on_draft:
+        if self._constraint is None or not self.is_constrained or not tokens:
             return None
         try:
             nodes = _possible(tokens, parents, self._constraint.n_allowed)

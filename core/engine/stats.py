@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import attrs
 from attrs import frozen
@@ -119,6 +119,7 @@ class RequestCounter(DraftingCounter):
             for position in range(n_accepted):
                 by_position[position] += 1
 
+    @property
     def drafting(self) -> Drafted:
         """The drafts so far, for `SlotStats`: the last drafter, tokens drafted and accepted, and lengths by round."""
         return self._last_drafter, self._n_drafted, self._n_accepted, self._draft_lengths, self._n_rounds
@@ -167,6 +168,14 @@ def log_request(summary: Summary) -> None:
 
 
 # The engine
+
+
+class _Sequence(Protocol):
+    slot: int
+    request: Request
+    n_kept: int
+    n_emitted: int
+    counter: RequestCounter
 
 
 @frozen
@@ -274,9 +283,10 @@ class EngineCounter:
         for name, n in more.items():
             self._counts[name] += n
 
-    def publish(self, running: Iterable[_Running]) -> None:
+    def publish(self, running: Iterable[_Sequence]) -> None:
         """Publish the counts, and the running requests: slot, request, tokens held and emitted, and drafts."""
-        self._seen = self._counts.copy(), tuple(running)
+        figures = [(each.slot, each.request, each.n_kept, each.n_emitted, each.counter.drafting) for each in running]
+        self._seen = self._counts.copy(), tuple(figures)
 
     def stats(self, n_waiting: int, evaluating: Collection[int], pass_s: float | None) -> EngineStats:
         """The figures that were published last; `pass_s` is a plain pass's time. Any thread may ask."""

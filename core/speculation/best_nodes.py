@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from augury.speculation.constants import CONSTANTS
 from augury.speculation.drafts import SlotProposals
-
-_GAIN = 0.02  # tokens of a pass: costs are not known more exactly, and plain passes want to be seen, too
-_UNLIKELY = 0.003  # chance of a node that no pass was ever cheap enough for
 
 
 class PassCurve(NamedTuple):
@@ -59,7 +57,7 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
             (True, -chance, i, node) if node not in drawn[i] else (False, drawn[i].index(node), i, node)
             for i, chances in enumerate(reach)
             for node, chance in enumerate(chances)
-            if chance > _UNLIKELY or node in drawn[i]
+            if chance > CONSTANTS.unlikely or node in drawn[i]
         ]
     )
     most = len(slots) + sum([chance for chances in reach for chance in chances])  # tokens, if all nodes were verified
@@ -68,14 +66,17 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
     taken: list[tuple[int, int, float]] = []
     left_out: set[tuple[int, int]] = set()
     n, n_best, n_short, expected = 0, 0, 0, float(len(slots))
-    best_rate = (expected + _GAIN) / (curve.hoped[0] + draft_s)
+    best_rate = (expected + CONSTANTS.gain) / (curve.hoped[0] + draft_s)
     for is_chosen, _, i, node in ranked:
         slot, count, chance = slots[i], counts[i], reach[i][node]
         if count == slot.limit:
             continue
         if is_chosen and most <= best_rate * (curve.hoped[n + 1] + draft_s):
             break  # no further node can pay
-        if (i, slot.tree.parents[node]) in left_out or (is_chosen and not _is_covered(slot, node, count, curve, n)):
+        is_paid = not is_chosen or any(each.profile.is_costly or each.profile.is_certain for each in slot.tree.proposers[node])
+        loss_s = curve.known[n + 1] - curve.known[n - count]  # of one token more after the slot's own, at worst
+        is_covered = is_paid or slot.drafters.budget.covers(loss_s, is_least=count < slot.n_min)
+        if (i, slot.tree.parents[node]) in left_out or not is_covered:
             left_out.add((i, node))
             continue
         n_short += (count + 1 < slot.n_min) - (0 < count < slot.n_min)
@@ -95,11 +96,3 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
         nodes[i].append(node)
         tokens[i] += chance
     return Best([sorted(each) for each in nodes], tokens)
-
-
-def _is_covered(slot: SlotProposals, node: int, count: int, curve: PassCurve, n: int) -> bool:
-    """Whether a slot may take one token more, after `count` of its own, into a pass with n drafted ones."""
-    for drafter in slot.tree.proposers[node]:
-        if drafter.profile.is_costly or drafter.profile.is_certain:
-            return True
-    return slot.drafters.budget.covers(curve.known[n + 1] - curve.known[n - count], is_least=count < slot.n_min)

@@ -9,18 +9,11 @@ from operator import mul
 import numpy as np
 from attrs import define, frozen
 
+from augury.speculation.constants import CONSTANTS
+
 __all__ = ["DraftCost", "PassCosts", "PassTime"]
 
-_LEARN_ALL = 0.03  # how far one pass moves the figures of all sizes: the machine's speed drifts for all of them
-_LEARN_NEAR = 0.15  # how much further those of its own size, and less those of sizes up to half and double
-_MANY = 1 / _LEARN_NEAR - 1  # passes, of which a new one counts as much as that
-_ALIKE = 0.5  # the share of that for all other passes of several tokens
-_STALE = 32  # passes with drafts, or without, after which the others' figures follow theirs: none of these were seen
-_DOUBT = 0.2  # of a figure that rests on nothing; a measurement halves it, and every pass since lowers it
-_OUTLIER = 2.0  # a longer time by this factor is an interruption, and counts as this factor
-_LEARN_DRAFT = 0.2  # weight of a new measurement of a drafter's time
-_WARM_UP = 16  # asks: the first are slow
-_MUCH_MISSED = 4  # times the draft's length: tokens to catch up with, beyond which it is they that took the time
+_MANY = 1 / CONSTANTS.learn_near - 1  # passes, of which a new one counts as much as that
 
 
 @frozen
@@ -66,36 +59,34 @@ class PassCosts:
         self._factors = [1.0] * len(sizes)
         self._n_seen = [1.0] * len(sizes)  # passes that a size's figure rests on
         # factors of the figures as far as they may turn out to be; plain decoding is the unit of all
-        self._hopes = [1.0 if i <= 1 else 1 - _DOUBT / 2 for i in range(len(sizes))]
+        self._hopes = [1.0 if i <= 1 else 1 - CONSTANTS.doubt / 2 for i in range(len(sizes))]
         self._logs: np.ndarray = np.log2(np.maximum(np.arange(n_largest + 1), 1))
         self._nearness: dict[
             int, list[tuple[float, float]]
         ] = {}  # by size: how near the others are, and so how much it says of them
         self._depth: float | None = None  # that the curve was last asked for at
-        self._curve: list[float] = []
-        self._hopeful: list[float] = []
+        self._curves: tuple[list[float], list[float]] = [], []
 
     def seconds(self, n: int, depth: float) -> float:
         """The seconds of a pass of n tokens, each after `depth` others on average."""
-        return self.curve(n, depth)[n]
+        return self.curves(n, depth)[0][n]
 
-    def curve(self, n: int, depth: float) -> list[float]:
-        """`seconds` of passes of 0 to n tokens, or of more; not to be changed."""
-        if self._depth != depth:  # asked several times in a round, at one depth
-            self._depth = depth
-            figures = self._figures(len(self._flat), depth)
-            self._curve = list(accumulate(figures, max))
-            self._hopeful = list(accumulate(map(mul, figures, self._hopes), max))
-        n_more = range(len(self._curve), n + 1)
-        return self._curve + [self._curve[-1] * i / (len(self._flat) - 1) for i in n_more] if n_more else self._curve
+    def curves(self, n: int, depth: float) -> tuple[list[float], list[float]]:
+        """`seconds` of passes of 0 to n tokens, or of more, and the same as far as they may turn out to be; not to be changed.
 
-    def hopeful_curve(self, n: int, depth: float) -> list[float]:
-        """The same as far as it may turn out to be: sizes that were seen little are worth a try.
-
-        Otherwise a figure that is too high would never be corrected, because such passes would not be made.
+        Sizes that were seen little are worth a try. Otherwise a figure that is too high would never be corrected, because such
+        passes would not be made.
         """
-        known = self.curve(n, depth)
-        return self._hopeful + known[len(self._hopeful) :]
+        if self._depth != depth:  # asked several times in a round, at one depth
+            self._depth, (plain, several) = depth, self._common
+            known = zip(self._factors, self._flat, self._per_position, strict=True)
+            figures = [several * factor * (flat + slope * depth) for factor, flat, slope in known]
+            figures[:2] = [figure * plain / several for figure in figures[:2]]
+            self._curves = list(accumulate(figures, max)), list(accumulate(map(mul, figures, self._hopes), max))
+        if n < len(self._flat):
+            return self._curves
+        more = [self._curves[0][-1] * i / (len(self._flat) - 1) for i in range(len(self._flat), n + 1)]
+        return self._curves[0] + more, self._curves[1] + more
 
     def observe(self, n: int, depth: float, seconds: float) -> None:
         """A pass of n tokens took so long."""
@@ -103,27 +94,22 @@ class PassCosts:
             return
         if n not in self._nearness:
             near = np.maximum(1.0 - abs(self._logs - self._logs[n]), 0.0)
-            self._nearness[n] = list(zip(near.tolist(), np.maximum(near, _ALIKE).tolist(), strict=True))
-        ratio = min(max(seconds / max(self._figures(n + 1, depth)), 1 / _OUTLIER), _OUTLIER)
+            self._nearness[n] = list(zip(near.tolist(), np.maximum(near, CONSTANTS.alike).tolist(), strict=True))
+        ratio = min(max(seconds / self.curves(n, depth)[0][n], 1 / CONSTANTS.outlier), CONSTANTS.outlier)
         own, other = (0, 1) if n == 1 else (1, 0)  # drafting or not is the greatest difference
         self._n_unseen[own], self._n_unseen[other] = 0, self._n_unseen[other] + 1
-        self._common[own] *= ratio**_LEARN_ALL
-        self._common[other] *= ratio ** (_LEARN_ALL + _LEARN_NEAR * min(self._n_unseen[other] / _STALE, 1.0))
+        self._common[own] *= ratio**CONSTANTS.learn_all
+        self._common[other] *= ratio ** (
+            CONSTANTS.learn_all + CONSTANTS.learn_near * min(self._n_unseen[other] / CONSTANTS.stale, 1.0)
+        )
         nearness, factors, n_seen = self._nearness[n], self._factors, self._n_seen
         for i in (0, 1) if n == 1 else range(2, len(factors)):
             near, weight = nearness[i]
-            factors[i] *= ratio ** (weight * (1 / (1 + n_seen[i]) if n_seen[i] < _MANY else _LEARN_NEAR))
+            factors[i] *= ratio ** (weight * (1 / (1 + n_seen[i]) if n_seen[i] < _MANY else CONSTANTS.learn_near))
             if near:
                 n_seen[i] += near
-                self._hopes[i] = 1.0 if i <= 1 else 1 - _DOUBT / (1 + n_seen[i])
+                self._hopes[i] = 1.0 if i <= 1 else 1 - CONSTANTS.doubt / (1 + n_seen[i])
         self._depth = None
-
-    def _figures(self, n: int, depth: float) -> list[float]:
-        """The times of passes of 0 to n - 1 tokens, without a call for each."""
-        known, (plain, several) = zip(self._factors[:n], self._flat, self._per_position, strict=False), self._common
-        figures = [several * factor * (flat + slope * depth) for factor, flat, slope in known]
-        figures[:2] = [figure * plain / several for figure in figures[:2]]
-        return figures
 
 
 @define
@@ -144,14 +130,14 @@ class DraftCost:
     @property
     def is_warm(self) -> bool:
         """Whether all work that is done only once is over."""
-        return self.n_asks > _WARM_UP
+        return self.n_asks > CONSTANTS.warm_up
 
     def seconds(self, k: int, n_missed: int) -> float:
         """The time of a draft of k tokens."""
         return self.per_token * (min(k, 1) if self.is_fixed else k) + self.per_missed * n_missed
 
     def hopeful_seconds(self, k: int, n_missed: int) -> float:
-        """The same as far as it may turn out to be; see `PassCosts.hopeful_curve`."""
+        """The same as far as it may turn out to be; see `PassCosts.curves`."""
         return self.seconds(k if self.is_known else 0, n_missed)
 
     @property
@@ -165,14 +151,16 @@ class DraftCost:
         One that took less than half of the known time shows that earlier ones were interrupted.
         """
         self.n_asks += 1
-        self.per_ask += (seconds - self.per_ask) * max(_LEARN_DRAFT, 1 / self.n_asks)
+        self.per_ask += (seconds - self.per_ask) * max(CONSTANTS.learn_draft, 1 / self.n_asks)
         n = k or 1  # to decline takes as long as a token
-        if n_missed > _MUCH_MISSED * n:
-            self.per_missed += _LEARN_DRAFT * (max(seconds - self.seconds(k, 0), 0.0) / n_missed - self.per_missed)
+        if n_missed > CONSTANTS.much_missed * n:
+            self.per_missed += CONSTANTS.learn_draft * (max(seconds - self.seconds(k, 0), 0.0) / n_missed - self.per_missed)
             return
         measured = max(seconds - self.per_missed * n_missed, 0.0) / (1 if self.is_fixed else n)
-        if self.per_token and not 0 < _OUTLIER * measured < self.per_token:
-            measured = self.per_token + _LEARN_DRAFT * (min(measured, _OUTLIER * self.per_token) - self.per_token)
+        if self.per_token and not 0 < CONSTANTS.outlier * measured < self.per_token:
+            measured = self.per_token + CONSTANTS.learn_draft * (
+                min(measured, CONSTANTS.outlier * self.per_token) - self.per_token
+            )
         self.per_token = measured
 
     def observe_prompt(self, n_tokens: int, seconds: float) -> None:
@@ -184,7 +172,7 @@ class DraftCost:
         if self.per_missed == 0.0:
             self.per_missed = per_token
         elif per_token > self.per_missed / 2:
-            self.per_missed += _LEARN_DRAFT * (per_token - self.per_missed)
+            self.per_missed += CONSTANTS.learn_draft * (per_token - self.per_missed)
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:

@@ -93,6 +93,7 @@ class DraftedSequence(ABC):
         pieces: The emitted tokens.
         counter: Of its drafters' work.
         is_drafted: Whether it has drafters.
+        is_constrained: Whether a constraint may forbid drafted tokens.
         waits_for_drafters: Whether some of them are still at its prompt.
     """
 
@@ -104,6 +105,7 @@ class DraftedSequence(ABC):
     pieces: Sequence[Token]
     counter: DraftingCounter
     is_drafted: bool = False
+    is_constrained: bool = False
     waits_for_drafters: bool = False
 
     @property

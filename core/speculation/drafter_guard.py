@@ -189,14 +189,16 @@ class DrafterGuard:
 
     def _call(self, method: str, call: Callable[..., Any], *arguments: Any, otherwise: Any = None) -> Any:
         """The result of a call; `otherwise` if it fails, or the drafter is left out because it took too long."""
-        start = perf_counter()
+        result, error, start = otherwise, None, perf_counter()
         try:
             result = call(*arguments)
-        except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
-            self.took(method, perf_counter() - start)
+        except BaseException as found:  # noqa: BLE001 - a stranger's code may raise anything
+            error = found
+        self.seconds = perf_counter() - start
+        if self.seconds > self.sequence.speculation.timeout_s:
+            self.took(method, self.seconds)
+        if error is not None:
             self.fail(method, error)
-            return otherwise
-        self.took(method, perf_counter() - start)
         return otherwise if self.is_left_out else result
 
     def took(self, method: str, seconds: float, n_slots: int = 1) -> None:

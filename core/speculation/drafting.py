@@ -15,6 +15,7 @@ from augury.errors import UnsupportedError
 from augury.guard import guarded
 from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.ahead import draft_ahead
+from augury.speculation.constants import CONSTANTS
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import (
@@ -28,7 +29,7 @@ from augury.speculation.drafts import (
     SlotProposals,
     VerifiedNodes,
 )
-from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
+from augury.speculation.planner import DraftPlanner
 from augury.speculation.trials import Trials
 from augury.types import Draft, Verdict, read_only
 
@@ -211,9 +212,10 @@ class Drafting:
                     cheap.append((slot, drafter, drafter.guard.ask(slot.limit, pace)))
         for slot, drafter, draft in self._ask(cheap):
             slot.add(drafter, draft)
-        self._forbid(slots)
+        if restricted := [slot for slot in slots if slot.sequence.is_constrained]:
+            self._forbid(restricted)
         probed: dict[SlotProposals, RequestDrafter] = {}
-        if asks := planner.asks(slots, n_others):
+        if planner.has_costly and (asks := planner.asks(slots, n_others)):
             probed = {ask.slot: ask.drafter for ask in asks if ask.is_probe}
             for ask in asks:
                 if not ask.k:
@@ -221,10 +223,11 @@ class Drafting:
             waited_for = [(ask.slot, ask.drafter, self._costly_ask(ask)) for ask in asks if ask.k]
             for slot, drafter, draft in self._ask(waited_for):
                 slot.add(drafter, draft)
-            self._forbid(slots)
+            self._forbid(restricted)
         if not [slot for slot in slots if slot.tree.tokens]:
             return {slot: VerifiedNodes(slot, probed=probed[slot]) for slot in probed}
-        self._extend(planner, slots, n_others)
+        if [slot for slot in slots if len(slot.by_drafter) > 1]:
+            self._extend(planner, slots, n_others)
         nodes = planner.choose(slots, n_others)
         return {
             slot: VerifiedNodes(slot, slot.tree.part(mine), mine, probed.get(slot))
@@ -250,7 +253,7 @@ class Drafting:
         if asks:
             for slot, drafter, draft in self._ask(asks):
                 slot.extend(drafter, draft, paths[slot, drafter][-1])
-            self._forbid([slot for slot, _ in paths])
+            self._forbid([slot for slot, _ in paths if slot.sequence.is_constrained])
 
     def _forbid(self, slots: Sequence[SlotProposals]) -> None:
         """Leave out tokens that constraints forbid."""
@@ -263,12 +266,12 @@ class Drafting:
         sequence, guard = slot.sequence, drafter.guard
         is_right, seconds = None, 0.0
         if sequence.speculation.rule.judges_by_text:
-            tokens, seconds = guard.teacher_forced(N_TEACHER_FORCED), guard.seconds
+            tokens, seconds = guard.teacher_forced(CONSTANTS.n_teacher_forced), guard.seconds
             self._own_s -= seconds
             if guard.is_left_out:
                 return
             if tokens is not None:
-                pairs = zip(tokens.tolist(), sequence.pieces[-N_TEACHER_FORCED:], strict=True)
+                pairs = zip(tokens.tolist(), sequence.pieces[-CONSTANTS.n_teacher_forced :], strict=True)
                 is_right = [token == piece.token for token, piece in pairs if piece.drafter is None]
         planner.observe_teacher_forced(drafter, is_right, seconds)
 
@@ -328,10 +331,9 @@ class Drafting:
             n_proposed = n_offered = n_accepted = 0
             path: Sequence[int] = ()
             if proposal is not None and (n_proposed := len(proposal.nodes)) and choice.nodes:
-                n_offered, path = proposal.verified(choice.nodes, outcome.path)
+                n_offered, path, depth = proposal.verified(choice, outcome.path)
                 n_accepted = len(path)
                 if n_offered:
-                    depth = proposal.depth(choice)
                     sequence.counter.verified(guard.name, n_offered, n_accepted, depth, is_ahead=proposal.is_ahead)
             if guard.is_left_out:
                 continue

@@ -13,14 +13,12 @@ from attrs import Factory, define, field, frozen
 from augury.errors import PluginError
 from augury.interfaces import Drafter, DrafterTraits, Pace
 from augury.speculation.chances import TYPICAL, Agreement, Chances
+from augury.speculation.constants import CONSTANTS
 from augury.speculation.costs import DraftCost
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.joint_tree import JointTree
 from augury.types import NO_DRAFT, Draft
-
-_LEARN_GAIN, _LEARN_ALL_GAINS = 1 / 8, 1 / 32  # with each ask, of a request and of all
-_PROBE_FIRST, _PROBE_LAST = 8, 160  # rounds between tries of a costly drafter, doubled with every failure
 
 
 @define
@@ -70,7 +68,7 @@ class DrafterProfile:
     budget: LossBudget = Factory(lambda: LossBudget(0.0, 0.0, 0.0))  # of a costly one, in all requests together
     can_be_teacher_forced: bool = True  # as far as is known
     n_waited: int = 0  # rounds since it was asked, where it is costly
-    interval: int = _PROBE_FIRST  # rounds between tries
+    interval: int = CONSTANTS.probe_first  # rounds between tries
     gain: float = 0.25  # tokens that it alone gave by ask, in all requests
 
     @classmethod
@@ -92,7 +90,7 @@ class DrafterProfile:
 
     def schedule(self, *, is_right: bool) -> None:
         """When to try it again, where it is costly: at once if it was right (catching up takes longest), else later."""
-        self.interval = 1 if is_right else min(max(2 * self.interval, _PROBE_FIRST), _PROBE_LAST)
+        self.interval = 1 if is_right else min(max(2 * self.interval, CONSTANTS.probe_first), CONSTANTS.probe_last)
 
     def counted_s(self, seconds: float, expected_s: float) -> float:
         """The seconds of a call that are held against a costly drafter: its first calls also compile and fill caches."""
@@ -118,11 +116,6 @@ class RequestDrafter:
     def can_extend(self) -> bool:
         """Whether it may be asked for tokens after others', as far as is known without asking it."""
         return not (self.profile.is_costly or self.profile.is_certain or self.guard.is_asked_alone)
-
-    def observe_gain(self, n_tokens: float) -> None:
-        """Tokens that it alone proposed in a round gave so many tokens, or took the time of as many."""
-        self.gain += _LEARN_GAIN * (n_tokens - self.gain)
-        self.profile.gain += _LEARN_ALL_GAINS * (n_tokens - self.profile.gain)
 
     def score(self, slot: SlotProposals, emitted: Sequence[int]) -> None:
         """Learn from the tokens that a round emitted by its proposal, used or not. A forbidden token is no trial."""
@@ -206,23 +199,18 @@ class Proposal(NamedTuple):
     buckets: Mapping[int, int] = MappingProxyType({})  # by node, see `Chances`; none where nobody plans
     is_ahead: bool = False  # it was made during the pass before
 
-    def verified(self, nodes: Sequence[int], accepted: Sequence[int]) -> tuple[int, list[int]]:
-        """How many of its tokens were verified, and which were accepted, rising.
+    def verified(self, choice: VerifiedNodes, accepted: Sequence[int]) -> tuple[int, list[int], int]:
+        """How many of its tokens were verified, which were accepted, rising, and how many could be accepted at most.
 
         Args:
-            nodes: Of the tree, that were verified.
+            choice: The nodes that were verified.
             accepted: The places of the accepted ones among them, rising.
         """
-        own = self.nodes
-        path = [own.index(node) for node in [nodes[i] for i in accepted] if node in own]
-        return len(set(own).intersection(nodes)), path
-
-    def depth(self, choice: VerifiedNodes) -> int:
-        """How many of its tokens can be accepted at most."""
-        own, depths = set(self.nodes), [0] * (len(choice.nodes) + 1)  # of each node, and last of the history
-        for i, (node, parent) in enumerate(zip(choice.nodes, choice.draft.above.tolist(), strict=True)):
-            depths[i] = depths[parent] + (node in own)
-        return max(depths)
+        own, nodes = self.nodes, choice.nodes
+        mine, depths = set(own), [0] * (len(nodes) + 1)  # of each node, and last of the history
+        for i, (node, parent) in enumerate(zip(nodes, choice.draft.above.tolist(), strict=True)):
+            depths[i] = depths[parent] + (node in mine)
+        return len(mine.intersection(nodes)), [own.index(nodes[i]) for i in accepted if nodes[i] in mine], max(depths)
 
 
 @define(eq=False)

@@ -23,6 +23,7 @@ from attrs import evolve
 from augury.interfaces import Pace
 from augury.speculation.best_nodes import OthersPass, PassCurve, best_nodes
 from augury.speculation.chances import TYPICAL, Agreement, survival
+from augury.speculation.constants import CONSTANTS
 from augury.speculation.costs import PassCosts
 from augury.speculation.drafts import (
     CostlyAsk,
@@ -34,39 +35,7 @@ from augury.speculation.drafts import (
     VerifiedNodes,
 )
 
-__all__ = ["N_TEACHER_FORCED", "DraftPlanner"]
-
-N_TEACHER_FORCED = 16  # tokens of the text that a costly drafter guesses by teacher forcing
-
-# How often a drafter is asked, by the time of asking
-_CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
-_FREE = 0.004  # of a plain token: a drafter that takes more is asked less while it gives less
-_RARELY = 12  # tokens between asks, at most
-_LEARN_OVERHEAD = 0.05  # of a round, in the time around drafters
-
-# The required promise of drafting
-_LEAST = 1.02  # tokens of a slot: costs are not known more exactly, and plain passes want to be seen, too
-_MARGIN = 1.03  # times the whole pass's tokens per second, of a costly drafter: its cost is certain, its gain is not
-_N_WRONG_EARLY = 5  # tokens: where one of a costly draft's first is wrong, the lookups' own beside them are needed
-_SURE = 0.995  # the highest chance of a model's token
-_LEAST_WORTH = 0.1  # tokens that a further one of a model has to promise, however little time it takes
-_HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect, for a costly drafter to be tried
-
-# When a costly drafter is tried
-_PROBE_LENGTH = 1  # token: a wrong one says as much as two do
-_MOSTLY = 0.75  # of the tokens guessed by teacher forcing, so that a try follows at once
-_HOPELESS_SHARE = 0.0025  # of the time since then, for asking one that seems too slow: it may have been interrupted
-_FAR_BEHIND = 24  # tokens missed, beyond which it is asked by teacher forcing instead: catching up takes longer
-
-# Drafting ahead
-_LIKELY = 0.1  # that a token is accepted in the next round: the pass hides the time, but it is the CPU's work all the same
-
-# Limits of losses
-_LOOKUPS_LOSE = 0.1  # plain passes, at a request's beginning, by all drafters that cost nothing together
-_LOOKUPS_SHARE = 0.005  # of the request's time, by the same
-_COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: a try or two
-_COSTLY_SHARE = 0.02  # of all time, by the same: its later tries are paid from it
-_MOST_SAVED = 8.0  # plain passes, by any: old gains are not gambled away
+__all__ = ["DraftPlanner"]
 
 
 class DraftPlanner:
@@ -96,13 +65,20 @@ class DraftPlanner:
         self.plain_s = self.token_s = plain_s = costs.seconds(1, 0)
         self.overhead_s = 0.0
         for profile in self.profiles:
-            profile.budget = LossBudget(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s)
+            profile.budget = LossBudget(
+                CONSTANTS.costly_loses * plain_s, CONSTANTS.costly_share, CONSTANTS.most_saved * plain_s
+            )
 
     def new_budget(self) -> LossBudget:
         """The loss budget of the drafters that cost nothing, in a request that begins."""
-        return LossBudget(_LOOKUPS_LOSE * self.plain_s, _LOOKUPS_SHARE, _MOST_SAVED * self.plain_s)
+        return LossBudget(CONSTANTS.lookups_lose * self.plain_s, CONSTANTS.lookups_share, CONSTANTS.most_saved * self.plain_s)
 
     # Before a round
+
+    @property
+    def has_costly(self) -> bool:
+        """Whether some drafter is asked only where that promises to pay."""
+        return any(profile.is_costly for profile in self.profiles)
 
     def is_asked(self, drafter: RequestDrafter) -> bool:
         """Whether to ask a drafter in any case: lookups always, unless that takes more time than they gained last."""
@@ -110,8 +86,8 @@ class DraftPlanner:
         if profile.is_costly or profile.is_certain:
             return not profile.is_costly
         ask_s = profile.cost.per_ask + self.overhead_s
-        share = ask_s / (_FREE * self.token_s)
-        return share <= 1 or drafter.gain * self.token_s >= ask_s or drafter.n_missed >= min(ceil(share), _RARELY)
+        share = ask_s / (CONSTANTS.free * self.token_s)
+        return share <= 1 or drafter.gain * self.token_s >= ask_s or drafter.n_missed >= min(ceil(share), CONSTANTS.rarely)
 
     def asks(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[CostlyAsk]:
         """Which costly drafters to ask for how much in a round; of a slot one at most, and one in all by teacher forcing.
@@ -135,16 +111,16 @@ class DraftPlanner:
                 n[i], expected[i], draft_s[i] = 0, 0.0, 0.0
                 rest = OthersPass(curve, sum(n), sum(expected), sum(draft_s))
                 n[i], expected[i] = len(best.nodes[i]), best.expected[i]
-                least = rest.rate(max(expected[i], _LEAST), n[i], 0.0)
+                least = rest.rate(max(expected[i], 1 + CONSTANTS.gain), n[i], 0.0)
                 for drafter in costly[i]:
                     for k, tokens, seconds, rate in self._lengths(
                         slot, drafter, rest, len(best.nodes[i]), best.expected[i] - 1
                     ):
-                        if rate / _MARGIN > least and k >= slot.n_min:
-                            asked[i], least = CostlyAsk(slot, drafter, k), rate / _MARGIN
+                        if rate / CONSTANTS.margin > least and k >= slot.n_min:
+                            asked[i], least = CostlyAsk(slot, drafter, k), rate / CONSTANTS.margin
                             n[i], expected[i], draft_s[i] = k, tokens, seconds
                 if i in asked:
-                    asked[i] = self._paced(asked[i], rest, least * _MARGIN)
+                    asked[i] = self._paced(asked[i], rest, least * CONSTANTS.margin)
                 is_waited_for = any(not ask.k for ask in asked.values())
                 if (probe := self._probe(slot, costly[i], asked.get(i), rest, least, is_waited_for=is_waited_for)) is not None:
                     asked[i] = probe
@@ -160,8 +136,8 @@ class DraftPlanner:
         profile = drafter.profile
         if profile.budget.seconds < 0 or self._is_far_behind(drafter):
             return []
-        n_most = slot.limit if profile.cost.is_known else min(slot.limit, max(_PROBE_LENGTH, slot.n_min))
-        share = 1 - drafter.chances.typical**_N_WRONG_EARLY
+        n_most = slot.limit if profile.cost.is_known else min(slot.limit, max(CONSTANTS.probe_length, slot.n_min))
+        share = 1 - drafter.chances.typical**CONSTANTS.n_wrong_early
         n_beside, beside = round(share * n_nodes), share * n_expected
         expected, found = 1.0, []
         for k, gain in enumerate(survival(drafter.chances.typical, n_most), start=1):
@@ -191,23 +167,23 @@ class DraftPlanner:
             if (asked is not None and asked.drafter is drafter) or profile.n_waited < profile.interval:
                 continue
             cost, is_far_behind = profile.cost, self._is_far_behind(drafter)
-            k = max(min(_PROBE_LENGTH, slot.limit), slot.n_min)
+            k = max(min(CONSTANTS.probe_length, slot.limit), slot.n_min)
             if is_far_behind and not is_waited_for:
-                ask, ask_s = CostlyAsk(slot, drafter), cost.hopeful_seconds(1, N_TEACHER_FORCED)
+                ask, ask_s = CostlyAsk(slot, drafter), cost.hopeful_seconds(1, CONSTANTS.n_teacher_forced)
             elif not is_far_behind and k <= slot.limit:
                 ask_s = cost.hopeful_seconds(k, drafter.n_missed) + rest.curve.extra_s(k, rest.n)
                 ask = CostlyAsk(slot, drafter, k, is_probe=True)
             else:
                 continue
             perfect = (rest.rate(1.0 + j, j, cost.hopeful_seconds(j, 1)) for j in range(1, slot.limit + 1))
-            may_pay, waited_s = max(perfect, default=0.0) > _HOPE * rate, profile.n_waited * self.plain_s
-            if profile.budget.covers(ask_s) if may_pay else ask_s <= _HOPELESS_SHARE * waited_s:
+            may_pay, waited_s = max(perfect, default=0.0) > CONSTANTS.hope * rate, profile.n_waited * self.plain_s
+            if profile.budget.covers(ask_s) if may_pay else ask_s <= CONSTANTS.hopeless_share * waited_s:
                 return ask
         return None
 
     def _is_far_behind(self, drafter: RequestDrafter) -> bool:
         """Whether it has to be asked by teacher forcing before it drafts again."""
-        return drafter.profile.can_be_teacher_forced and drafter.n_missed > _FAR_BEHIND
+        return drafter.profile.can_be_teacher_forced and drafter.n_missed > CONSTANTS.far_behind
 
     def extensions(
         self, slots: Sequence[SlotProposals], n_others: int = 0
@@ -244,7 +220,7 @@ class DraftPlanner:
         n_plain = n_others + len(slots) + sum([slot.drafters.n_replayed for slot in slots])
         n_most = n_plain + sum([slot.limit for slot in slots])
         depth = sum([slot.n_context for slot in slots]) / len(slots)
-        known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
+        known, hoped = self.costs.curves(n_most, depth)
         self.plain_s, self.token_s = known[1], known[n_plain] / len(slots)
         return PassCurve(known[n_plain:], hoped[n_plain:])
 
@@ -258,8 +234,8 @@ class DraftPlanner:
         if not drafter.profile.is_paced or not drafter.profile.cost.is_known:
             return ask
         token_s = drafter.profile.cost.per_further_token + rest.curve.extra_s(1, rest.n + ask.k - 1)
-        worth = min(max(rate * token_s, _LEAST_WORTH), 1.0)  # tokens
-        depth = int(log(worth) / log(min(drafter.chances.surest, _SURE)))
+        worth = min(max(rate * token_s, CONSTANTS.least_worth), 1.0)  # tokens
+        depth = int(log(worth) / log(min(drafter.chances.surest, CONSTANTS.sure)))
         return evolve(ask, pace=Pace(min(max(depth, ask.k), ask.slot.limit), worth / drafter.chances.typical))
 
     # During its pass
@@ -290,7 +266,7 @@ class DraftPlanner:
         for choice, drafter, path in able:
             k, cost = len(path), drafter.profile.cost
             chances = survival(drafter.chances.typical, k + 1 + choice.proposals.limit)[k + 1 :]
-            n_wanted = sum(chance >= _LIKELY for chance in chances)
+            n_wanted = sum(chance >= CONSTANTS.likely for chance in chances)
             found.append(next((j for j in range(n_wanted, 0, -1) if cost.seconds(1 + j, 0) <= left_s), 0))
         return found
 
@@ -310,9 +286,9 @@ class DraftPlanner:
             return
         for each in is_right:
             drafter.chances.see(TYPICAL, is_right=each)
-        profile.budget.book(-profile.counted_s(seconds, profile.cost.seconds(1, N_TEACHER_FORCED)))
+        profile.budget.book(-profile.counted_s(seconds, profile.cost.seconds(1, CONSTANTS.n_teacher_forced)))
         drafter.n_missed = 0
-        is_mostly_right = sum(is_right) >= max(_MOSTLY * len(is_right), 1)
+        is_mostly_right = sum(is_right) >= max(CONSTANTS.mostly * len(is_right), 1)
         profile.n_waited = profile.n_waited if is_mostly_right else 0  # one that was right goes on to wait for a try
         profile.schedule(is_right=is_mostly_right)
 
@@ -323,13 +299,13 @@ class DraftPlanner:
         cost.observe(k, drafter.n_missed, seconds)
         if profile.is_costly:  # then it was waited for
             drafter.spent_s += profile.counted_s(seconds, expected_s)
-        self.observe_proposal(drafter)
-        if cost.per_ask > _CHEAP * self.plain_s and cost.is_warm:
+        drafter.n_missed = profile.n_waited = 0
+        if cost.per_ask > CONSTANTS.cheap * self.plain_s and cost.is_warm:
             profile.is_costly = True
 
     def observe_overhead(self, seconds: float) -> None:
         """A round took so long for each slot that some drafter was asked for, beside drafters' own work."""
-        self.overhead_s += _LEARN_OVERHEAD * (seconds - self.overhead_s)
+        self.overhead_s += CONSTANTS.learn_overhead * (seconds - self.overhead_s)
 
     def observe_proposal(self, drafter: RequestDrafter) -> None:
         """A drafter has a proposal for the coming round, made ahead or not."""
@@ -351,7 +327,7 @@ class DraftPlanner:
         n_drafted = sum([len(choice.nodes) for choice, _ in rounds])
         plain_s, extra_s = pass_s, 0.0
         if n_drafted:
-            curve = self.costs.curve(n_plain + n_replayed + n_drafted, depth)
+            curve, _ = self.costs.curves(n_plain + n_replayed + n_drafted, depth)
             plain_s, extra_s = curve[n_plain], curve[n_plain + n_replayed + n_drafted] - curve[n_plain + n_replayed]
         if not n_others and not n_replayed:  # such tokens have no logits, and cost less
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
@@ -371,7 +347,9 @@ class DraftPlanner:
         lookups = [drafter for drafter in of if not drafter.profile.is_costly and not drafter.profile.is_certain]
         for drafter in lookups:  # a token that another one proposed, too, is the first one's
             n, n_right = choice.counts([drafter], path, is_first=True)
-            drafter.observe_gain(n_right - n * each_s / plain_s)
+            gain = n_right - n * each_s / plain_s  # or, below 0, what took the time of as many tokens
+            drafter.gain += CONSTANTS.learn_gain * (gain - drafter.gain)
+            drafter.profile.gain += CONSTANTS.learn_all_gains * (gain - drafter.profile.gain)
         if k:
             n, n_accepted = choice.counts(lookups, path)
             drafters.budget.book(n_accepted * plain_s - n * each_s)

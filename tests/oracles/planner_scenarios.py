@@ -9,9 +9,9 @@ import numpy as np
 from attrs import frozen
 from support.toys import planner_of
 
+from augury.speculation.constants import CONSTANTS
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import Outcome, RequestDrafter, RequestDrafters, SlotProposals, VerifiedNodes
-from augury.speculation.planner import N_TEACHER_FORCED
 from augury.types import Draft
 
 DEPTH = 100
@@ -193,8 +193,8 @@ class Scenario:
     def _teacher_force(self, planner, drafter, source, position):
         is_right, took_s = None, 0.0
         if source.can_be_teacher_forced:
-            is_right = source.right[position - N_TEACHER_FORCED : position].tolist()
-            took_s = source.per_token_s + N_TEACHER_FORCED * source.per_missed_s
+            is_right = source.right[position - CONSTANTS.n_teacher_forced : position].tolist()
+            took_s = source.per_token_s + CONSTANTS.n_teacher_forced * source.per_missed_s
         planner.observe_teacher_forced(drafter, is_right, took_s)
         return took_s
 

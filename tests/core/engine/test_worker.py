@@ -264,7 +264,7 @@ def test_when_the_thread_dies_everyone_learns_of_it(error, monkeypatch):
     engine = toy_engine(n_ctx=3000, slots=2, drafter=ScriptedDrafter)
     loop, gate = engine._worker._loop, Gate(engine)
     runnings = [engine.submit(prompt, **GREEDY) for prompt in PROMPTS]
-    monkeypatch.setattr(loop, "_drop_cancelled", lambda: (_ for _ in ()).throw(error))  # nothing of the loop's own should fail
+    monkeypatch.setattr(loop, "_schedule", lambda: (_ for _ in ()).throw(error))  # nothing of the loop's own should fail
     waits = [running.result for running in runnings] + [lambda: list(runnings[4]), lambda: engine.evaluate([1] * 2000)]
     gate.open()
     for found in outcomes(waits):

@@ -126,8 +126,8 @@ FAULTS = {
     "drawn tokens by their places": ("drawn[i].index(node), i", "0, i", {"limit": 2}),
     "drawn tokens by their chance": ("slot.drawn for", "[] for", {"limit": 2}),
     "drawn tokens by the budget": (
-        "(is_chosen and not _is_covered",
-        "(not _is_covered",
+        "not is_chosen or any(",
+        "any(",
         {"limit": 6, "curve": "dear", "budget": 0.0, "is_costly": False},
     ),
 }

@@ -14,9 +14,10 @@ from augury.engine.engine import Engine
 from augury.engine.sequence import RunningSequence
 from augury.interfaces import Drafter, DrafterTraits
 from augury.plugins.memory.contiguous import Contiguous
+from augury.speculation.constants import CONSTANTS
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import CostlyAsk, RequestDrafter
-from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
+from augury.speculation.planner import DraftPlanner
 from augury.speculation.verification import RULES, Synthetic
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
@@ -282,8 +283,8 @@ def test_a_drafter_may_be_teacher_forced_beside_another_s_draft(is_blind):
     ((drafter, is_right, seconds),) = planner.seen
     assert drafter.profile.name == blind.name
     # 33 tokens stand before: the prompt's, one of each of 20 rounds, and two that the other drafted in each of six of them
-    n_own = sum(piece.drafter is None for piece in result.pieces[33 - N_TEACHER_FORCED : 33])
-    assert 0 < n_own < N_TEACHER_FORCED
+    n_own = sum(piece.drafter is None for piece in result.pieces[33 - CONSTANTS.n_teacher_forced : 33])
+    assert 0 < n_own < CONSTANTS.n_teacher_forced
     assert is_right == (None if is_blind else [True] * (n_own - 1) + [False])
     own = result.stats.drafters["seeing"]
     assert own.calls == 0

@@ -262,7 +262,7 @@ def best_by_definition(planner, slots, n_others):
 
     Nodes of a chance up to 0.003 are taken by no pass: the planner ranks none of them.
     """
-    hoped = planner.costs.hopeful_curve(99, sum(slot.n_context for slot in slots) / len(slots))
+    hoped = planner.costs.curves(99, sum(slot.n_context for slot in slots) / len(slots))[1]
     parts = []
     for slot in slots:
         reach, found = slot.reach(), []
@@ -302,7 +302,7 @@ def test_the_best_part_of_all_trees_is_chosen(data, n_slots):
     nodes = planner.choose(slots, n_others)
     n = sum(map(len, nodes))
     expected = sum(slot.reach()[node] for slot, mine in zip(slots, nodes, strict=True) for node in mine)
-    hoped = planner.costs.hopeful_curve(99, sum(slot.n_context for slot in slots) / len(slots))
+    hoped = planner.costs.curves(99, sum(slot.n_context for slot in slots) / len(slots))[1]
     rate = (n_slots + expected + (0.02 if n == 0 else 0.0)) / hoped[n_others + n_slots + n]
     assert rate == pytest.approx(best_by_definition(planner, slots, n_others))
 
@@ -313,7 +313,7 @@ def test_accepted_tokens_that_are_computed_again_cost_as_much_as_drafted_ones(re
     request = request_of(planner)
     sure(request, 0.8)
     slot = slot_of(request, {0: 16})
-    alive, hoped = [0.8**k for k in range(1, 17)], planner.costs.hopeful_curve(17, DEPTH)
+    alive, hoped = [0.8**k for k in range(1, 17)], planner.costs.curves(17, DEPTH)[1]
     rates = [1.02 / hoped[1]]
     for k in range(1, 17):  # [a]: that exactly so many are accepted
         exactly = [before - after for before, after in zip([1.0, *alive[: k - 1]], alive[:k], strict=True)]
@@ -393,7 +393,7 @@ def test_a_paced_drafter_goes_on_while_a_further_token_promises_more_than_the_pa
         profile.cost.observe(1, 0, token_s)
     request.every[0].chances._values[-1] = surest
     (ask,) = planner.asks([slot_of(request, limit=8)])
-    pass_s = planner.costs.hopeful_curve(9, DEPTH)[1 + ask.k]
+    pass_s = planner.costs.curves(9, DEPTH)[1][1 + ask.k]
     rate = sum(0.8**i for i in range(ask.k + 1)) / (pass_s + token_s * ask.k)
     assert ask.pace.min_path_probability == pytest.approx(rate * (0.5 + token_s) / 0.8)
     assert ask.pace.depth == max(ask.k, min(int(np.log(rate * (0.5 + token_s)) / np.log(surest)), 8)) == depth
@@ -407,7 +407,7 @@ def test_one_that_drafts_at_once_is_asked_for_as_much_as_is_worth_verifying():
     for _ in range(2):
         profile.cost.observe(2, 0, 0.4)
     (ask,) = planner.asks([slot_of(request, limit=8)])
-    curve = planner.costs.hopeful_curve(9, DEPTH)
+    curve = planner.costs.curves(9, DEPTH)[1]
     rates = [sum(0.8**i for i in range(k + 1)) / (curve[1 + k] + 0.4) for k in range(1, 9)]
     assert ask.k == 1 + int(np.argmax(rates)) > 1
     assert ask.pace.min_path_probability == pytest.approx(max(rates) * 0.5 / 0.8)
