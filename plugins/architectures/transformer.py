@@ -19,16 +19,16 @@ class Transformer(Architecture):
     An argument that depends on the file is a function of its `Decoder`; those of a layer's blocks are given its number, too.
 
     Attributes:
-        reading: Arguments of `Decoder`.
-        rotary: Arguments of `Decoder.rope`; None: it has no rotary positions.
+        decoder_args: Arguments of `Decoder`.
+        rope_args: Arguments of `Decoder.rope`; None: it has no rotary positions.
         local_rotary: The same for layers with a window; None: these have the rope of the others.
         windows: Arguments of `Decoder.windows`; None: every layer sees all positions.
-        mixing: Arguments of `Decoder.attention`.
+        attention_args: Arguments of `Decoder.attention`.
         without_heads: Makes the mixer of a layer that has no key heads, given its number; None: all have attention.
-        feeding: Arguments of `Decoder.feed_forward`.
+        ffn_args: Arguments of `Decoder.feed_forward`.
         experts: Arguments of `mixture`, which stands in place of a feed-forward in layers with a router; None: none has one.
-        beginning: Fields of the embedding beside its weight.
-        ending: Arguments of `Decoder.output`.
+        embedding_args: Fields of the embedding beside its weight.
+        output_args: Arguments of `Decoder.output`.
         mtp_hidden: The hidden state that its layers for further tokens read, see `MtpLayer`; None: it does without them.
     """
 

@@ -6,7 +6,7 @@ from augury.backends.numba_cuda.device import Arguments
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations import attention, ends, experts, latent, recurrence, rows  # noqa: F401 - they register
-from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, launches
 from augury.backends.numba_cuda.operations.rows import activate, look_up
 from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.tape import Gate, Tape
@@ -22,5 +22,6 @@ __all__ = [
     "OperationEmitter",
     "Tape",
     "activate",
+    "launches",
     "look_up",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from attrs import frozen
@@ -10,6 +11,7 @@ from attrs import frozen
 from augury import lowering
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.slot_memory import State
+from augury.backends.numba_cuda.tape import Tape
 from augury.lowering import Emitters, Operation
 
 _Emitted = TypeVar("_Emitted", bound=Operation)
@@ -41,3 +43,27 @@ class OperationEmitter(lowering.OperationEmitter[_Emitted]):
     def buffers(self) -> Mapping[str, int]:
         """Bytes of memory that it works in, beside its values, by name. Operations share the memory of one name."""
         return {}
+
+
+_Writer = TypeVar("_Writer", bound=Callable[..., None])
+
+
+class _FunctionEmitter(OperationEmitter[Operation]):
+    """Writes the launches of an operation by a function."""
+
+    def __init__(self, write: Callable[[Operation, Layout, Tape], None], operation: Operation, scope: Scope) -> None:
+        super().__init__(operation, scope)
+        self._write = write
+
+    def emit(self, tape: Tape) -> None:
+        self._write(self.operation, self.layout, tape)
+
+
+def launches(*operations: type[Operation]) -> Callable[[_Writer], _Writer]:
+    """Register the decorated function of an operation, its layout and a tape, which writes the launches of operations."""
+
+    def register(write: _Writer) -> _Writer:
+        EMITTERS.of(*operations)(partial(_FunctionEmitter, write))
+        return write
+
+    return register

@@ -9,42 +9,36 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.embed import read_tokens
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, POSITIONS, TOKENS
 from augury.backends.numba_cuda.kernels.sample import cap_logits
-from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter
-from augury.backends.numba_cuda.operations.layout import INPUTS
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, launches
+from augury.backends.numba_cuda.operations.layout import INPUTS, Layout
 from augury.backends.numba_cuda.operations.rows import look_up
 from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.tape import Tape
 from augury.lowering import ComputeLogits, InitStreams, LookUp, ReadTokens, SetLayerInputs
 
 
-@EMITTERS.of(LookUp)
-class LookUpEmitter(OperationEmitter[LookUp]):
+@launches(LookUp)
+def _look_up(operation: LookUp, layout: Layout, tape: Tape) -> None:
     """Looks up rows of a matrix."""
-
-    def emit(self, tape: Tape) -> None:
-        operation, to = self.operation, self.layout.rows(self.operation.out, tape)
-        ids = tape.inputs.at(4 * (POSITIONS if operation.is_by_position else TOKENS))
-        look_up(tape, operation.table, to, ids, scale=operation.scale)
+    to = layout.rows(operation.out, tape)
+    ids = tape.inputs.at(4 * (POSITIONS if operation.is_by_position else TOKENS))
+    look_up(tape, operation.table, to, ids, scale=operation.scale)
 
 
-@EMITTERS.of(ReadTokens)
-class ReadTokensEmitter(OperationEmitter[ReadTokens]):
+@launches(ReadTokens)
+def _read_tokens(operation: ReadTokens, layout: Layout, tape: Tape) -> None:
     """Writes the ids of tokens as floats."""
-
-    def emit(self, tape: Tape) -> None:
-        out = self.layout.rows(self.operation.out, tape)
-        tape.launch(read_tokens, (-(-tape.size.n_tokens // WARP),), WARP, out=out.at, stride=out.width)
+    out = layout.rows(operation.out, tape)
+    tape.launch(read_tokens, (-(-tape.size.n_tokens // WARP),), WARP, out=out.at, stride=out.width)
 
 
-@EMITTERS.of(InitStreams)
-class InitStreamsEmitter(OperationEmitter[InitStreams]):
+@launches(InitStreams)
+def _init_streams(operation: InitStreams, layout: Layout, tape: Tape) -> None:
     """Copies rows to x or the residual streams, unless they lie there."""
-
-    def emit(self, tape: Tape) -> None:
-        y, to, size = self.operation.y, tape.streams, self.operation.y[0].width
-        for i in range(0 if self.layout.begins(y[0]) else to.width // size):
-            rows = self.layout.rows(y[min(i, len(y) - 1)], tape)
-            tape.blend(DeviceRows(to.at.at(4 * i * size), to.width), rows, 0.0, 1.0, width=size)
+    y, to, size = operation.y, tape.streams, operation.y[0].width
+    for i in range(0 if layout.begins(y[0]) else to.width // size):
+        rows = layout.rows(y[min(i, len(y) - 1)], tape)
+        tape.blend(DeviceRows(to.at.at(4 * i * size), to.width), rows, 0.0, 1.0, width=size)
 
 
 @EMITTERS.of(SetLayerInputs)

@@ -15,15 +15,16 @@ from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MOST_ROUTED, OF_ROUTES
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
-from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope, launches
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
-from augury.backends.numba_cuda.operations.rows import MultiplyActivatedEmitter, MultiplyEmitter, activate
+from augury.backends.numba_cuda.operations.layout import Layout
+from augury.backends.numba_cuda.operations.rows import activate, multiply, multiply_activated
 from augury.backends.numba_cuda.products import WARPS, tile_of
 from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Gating
 from augury.errors import UnsupportedError
-from augury.lowering import AddWeighed, FeedExperts
+from augury.lowering import AddWeighed, FeedExperts, Multiply
 from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 
 GATINGS = {each: getattr(experts, each.name) for each in Gating}
@@ -90,18 +91,18 @@ class MultiplyAndChooseEmitter(OperationEmitter[MultiplyAndChoose]):
 
     def __init__(self, operation: MultiplyAndChoose, scope: Scope) -> None:
         super().__init__(operation, scope)
-        multiply, choice = operation.operations
-        self._multiply, self._choice = MultiplyEmitter(multiply, scope), ChooseExpertsEmitter(choice, scope)
+        self._choice = ChooseExpertsEmitter(operation.operations[1], scope)
 
     def buffers(self) -> Mapping[str, int]:
         return self._choice.buffers()
 
     def emit(self, tape: Tape) -> None:
-        multiply, first = self._multiply.operation, self._choice.operation.logits
-        columns = [self.layout.row(out)[1] - self.layout.row(first)[1] for out in multiply.out]
-        found = tape.weights.products([*zip(multiply.linears, columns, strict=True)])
+        logits, first = self.operation.operations[0], self._choice.operation.logits
+        assert isinstance(logits, Multiply)
+        columns = [self.layout.row(out)[1] - self.layout.row(first)[1] for out in logits.out]
+        found = tape.weights.products([*zip(logits.linears, columns, strict=True)])
         if len(found) > 1 or found[0][0].format.name != "F32" or tape.size.n_tokens > FEW_TOKENS:
-            self._multiply.emit(tape)
+            multiply(logits, self.layout, tape)
             self._choice.emit(tape)
             return
         matrix, at_once = found[0][0], tile_of(found[0][0], tape.size.n_tokens)
@@ -109,24 +110,18 @@ class MultiplyAndChooseEmitter(OperationEmitter[MultiplyAndChoose]):
         n_blocks = -(-matrix.n_tiles * matrix.n_cuts // n_warps)
         grid = (n_blocks, -(-tape.size.n_tokens // at_once))
         product: Arguments = {"w": matrix.arguments, "counters": tape.buffers["counters"], "n_blocks": n_blocks}
-        product["x"] = self.layout.operand(multiply.x, tape).source(is_float=True)
+        product["x"] = self.layout.operand(logits.x, tape).source(is_float=True)
         tape.launch(experts.ROUTE[at_once], grid, WARP * n_warps, params=self._choice.arguments(tape), **product)
 
 
-@EMITTERS.of(SharedExpert)
-class SharedExpertEmitter(OperationEmitter[SharedExpert]):
+@launches(SharedExpert)
+def _shared_expert(operation: SharedExpert, layout: Layout, tape: Tape) -> None:
     """Writes the output of an expert of all tokens, unless it is one more of the others."""
-
-    def __init__(self, operation: SharedExpert, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        hidden, down = operation.operations
-        assert isinstance(hidden, MultiplyActivated)
-        self._emitters = (MultiplyActivatedEmitter(hidden, scope), MultiplyEmitter(down, scope))
-
-    def emit(self, tape: Tape) -> None:
-        if not tape.weights.join(self.operation.joined):
-            for emitter in self._emitters:
-                emitter.emit(tape)
+    hidden, down = operation.operations
+    assert isinstance(hidden, MultiplyActivated) and isinstance(down, Multiply)  # noqa: PT018
+    if not tape.weights.join(operation.joined):
+        multiply_activated(hidden, layout, tape)
+        multiply(down, layout, tape)
 
 
 @EMITTERS.of(FeedExperts, FeedExpertsAndAdd)

@@ -13,7 +13,7 @@ from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, Con
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs, GroupsArgs, LengthArgs, TimesArgs
-from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope, launches
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
 from augury.backends.numba_cuda.rows import DeviceRows
@@ -116,13 +116,10 @@ class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
         tape.launch(recurrent_ends.decay, grid, WARP, of=of, **_begin(tape, layout, decay.out, heads))
 
 
-@EMITTERS.of(ScaleToLength)
-class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
+@launches(ScaleToLength)
+def _scale_to_length(heads: ScaleToLength, layout: Layout, tape: Tape) -> None:
     """Divides heads by their lengths."""
-
-    def emit(self, tape: Tape) -> None:
-        heads = self.operation
-        tape.launch(recurrent_ends.decay, (_n_units(heads), tape.size.n_tokens), WARP, **_begin(tape, self.layout, (), heads))
+    tape.launch(recurrent_ends.decay, (_n_units(heads), tape.size.n_tokens), WARP, **_begin(tape, layout, (), heads))
 
 
 @EMITTERS.of(ScaleAndDecay)
@@ -152,17 +149,15 @@ def _n_units(heads: ScaleToLength | None) -> int:
     return 0 if heads is None else heads.x.width // heads.size
 
 
-@EMITTERS.of(ActivateAndDecay)
-class ActivateAndDecayEmitter(OperationEmitter[ActivateAndDecay]):
+@launches(ActivateAndDecay)
+def _activate_and_decay(operation: ActivateAndDecay, layout: Layout, tape: Tape) -> None:
     """Sends a recurrence's inputs through SiLU where they are, and writes its decays and betas."""
-
-    def emit(self, tape: Tape) -> None:
-        first, *_, constant = self.operation.operations
-        assert isinstance(constant, Constant)
-        rows, size = self.layout.rows(first.made[0], tape), self.layout.row(constant.out)[1]
-        ends = tape.weights.constant(("numbers", constant.numbers), lambda: np.array(constant.numbers, np.float32))
-        grid = (-(-rows.width // THREADS), tape.size.n_tokens)
-        tape.launch(recurrent_ends.light, grid, THREADS, rows=rows.at, ends=ends, stride=rows.width, size=size)
+    first, *_, constant = operation.operations
+    assert isinstance(constant, Constant)
+    rows, size = layout.rows(first.made[0], tape), layout.row(constant.out)[1]
+    ends = tape.weights.constant(("numbers", constant.numbers), lambda: np.array(constant.numbers, np.float32))
+    grid = (-(-rows.width // THREADS), tape.size.n_tokens)
+    tape.launch(recurrent_ends.light, grid, THREADS, rows=rows.at, ends=ends, stride=rows.width, size=size)
 
 
 @EMITTERS.of(Recur)

@@ -13,7 +13,8 @@ from augury.backends.numba_cuda.kernels.convolution import convolve_block
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, launches
+from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
 from augury.backends.numba_cuda.products import WARPS
 from augury.backends.numba_cuda.rows import DeviceRows, Operand, units_of
@@ -57,63 +58,52 @@ def _is_there(widths: Sequence[int], to: Operand, tape: Tape) -> bool:
     return tape.size.n_tokens == 1 and not to.as_bytes and all(width == to.width for width in widths)
 
 
-@EMITTERS.of(NormalizeParts)
-class NormalizePartsEmitter(OperationEmitter[NormalizeParts]):
+@launches(NormalizeParts)
+def _normalize_parts(operation: NormalizeParts, layout: Layout, tape: Tape) -> None:
     """Norms products that lie in one row, and puts some of them where matrices read them."""
-
-    def emit(self, tape: Tape) -> None:
-        layout, norms = self.layout, [each for each in self.operation.operations if isinstance(each, Normalize)]
-        rows = layout.whole_row(norms[0].x, tape)
-        apart = [each for each in norms if layout.is_operand(each.out)]
-        to = layout.operand(apart[0].out, tape) if apart else None
-        if to is not None and not any(each.norm for each in norms) and _is_there([each.x.width for each in apart], to, tape):
-            tape.operands |= {each.out: evolve(to, floats=layout.rows(each.x, tape).at) for each in apart}
-            return
-        parts: list[tuple[Norm | None, int, int]] = [(each.norm, layout.row(each.x)[1], each.x.width) for each in norms]
-        tape.norm_parts(rows, parts, to, n_apart=len(apart))
+    norms = [each for each in operation.operations if isinstance(each, Normalize)]
+    rows = layout.whole_row(norms[0].x, tape)
+    apart = [each for each in norms if layout.is_operand(each.out)]
+    to = layout.operand(apart[0].out, tape) if apart else None
+    if to is not None and not any(each.norm for each in norms) and _is_there([each.x.width for each in apart], to, tape):
+        tape.operands |= {each.out: evolve(to, floats=layout.rows(each.x, tape).at) for each in apart}
+        return
+    parts: list[tuple[Norm | None, int, int]] = [(each.norm, layout.row(each.x)[1], each.x.width) for each in norms]
+    tape.norm_parts(rows, parts, to, n_apart=len(apart))
 
 
-@EMITTERS.of(Multiply)
-class MultiplyEmitter(OperationEmitter[Multiply]):
+@launches(Multiply)
+def multiply(operation: Multiply, layout: Layout, tape: Tape) -> None:
     """Multiplies rows by several matrices, in as few launches as their types allow."""
-
-    def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`: products that x takes are added at once."""
-        operation, layout = self.operation, self.layout
-        x, first = layout.operand(operation.x, tape), next((out for out in operation.out if not layout.is_left(out)), None)
-        if first is not None and (layout, layout.row(first)[0]) not in tape.made:
-            tape.multiply(x, layout.products(operation), layout.whole_row(first, tape))
-        for linear, out in zip(operation.linears, operation.out, strict=True):
-            if layout.is_left(out):
-                to = layout.rows(out, tape)
-                tape.multiply(x, [(linear, 0)], to, adds=to is tape.x)
+    x, first = layout.operand(operation.x, tape), next((out for out in operation.out if not layout.is_left(out)), None)
+    if first is not None and (layout, layout.row(first)[0]) not in tape.made:
+        tape.multiply(x, layout.products(operation), layout.whole_row(first, tape))
+    for linear, out in zip(operation.linears, operation.out, strict=True):
+        if layout.is_left(out):
+            to = layout.rows(out, tape)
+            tape.multiply(x, [(linear, 0)], to, adds=to is tape.x)
 
 
-@EMITTERS.of(MultiplyActivated)
-class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
+@launches(MultiplyActivated)
+def multiply_activated(operation: MultiplyActivated, layout: Layout, tape: Tape) -> None:
     """Multiplies by gate and up and activates, in one launch where it can."""
-
-    def emit(self, tape: Tape) -> None:
-        operation, layout, activation = self.operation, self.layout, self.operation.activate
-        x, to, gate = layout.operand(operation.x, tape), layout.operand(operation.out[0], tape), _gate_of(activation)
-        if activation.divisors is None and tape.multiply_gated(x, operation.linears, to, gate):
-            return
-        gates, *ups = (layout.rows(out, tape) for out in operation.out[1:])
-        columns = [layout.row(out)[1] for out in operation.out[1:]]
-        tape.multiply(x, [*zip(operation.linears, columns, strict=True)], layout.whole_row(operation.out[1], tape))
-        width = operation.out[0].width
-        activate(tape, gate, gates, ups[0] if ups else None, to, width, divisors=activation.divisors)
+    activation = operation.activate
+    x, to, gate = layout.operand(operation.x, tape), layout.operand(operation.out[0], tape), _gate_of(activation)
+    if activation.divisors is None and tape.multiply_gated(x, operation.linears, to, gate):
+        return
+    gates, *ups = (layout.rows(out, tape) for out in operation.out[1:])
+    columns = [layout.row(out)[1] for out in operation.out[1:]]
+    tape.multiply(x, [*zip(operation.linears, columns, strict=True)], layout.whole_row(operation.out[1], tape))
+    width = operation.out[0].width
+    activate(tape, gate, gates, ups[0] if ups else None, to, width, divisors=activation.divisors)
 
 
-@EMITTERS.of(Activate)
-class ActivateEmitter(OperationEmitter[Activate]):
+@launches(Activate)
+def _activate(operation: Activate, layout: Layout, tape: Tape) -> None:
     """Sends rows through an activation, with their gates."""
-
-    def emit(self, tape: Tape) -> None:
-        operation, layout = self.operation, self.layout
-        x, to = layout.rows(operation.x, tape), layout.operand(operation.out, tape)
-        up = None if operation.up is None else layout.rows(operation.up, tape)
-        activate(tape, _gate_of(operation), x, up, to, operation.out.width, divisors=operation.divisors)
+    x, to = layout.rows(operation.x, tape), layout.operand(operation.out, tape)
+    up = None if operation.up is None else layout.rows(operation.up, tape)
+    activate(tape, _gate_of(operation), x, up, to, operation.out.width, divisors=operation.divisors)
 
 
 @EMITTERS.of(Add)
@@ -137,71 +127,59 @@ class AddEmitter(OperationEmitter[Add]):
         tape.add_rows_later(DeviceRows(tape.buffers["y"], tape.x.width), norm)
 
 
-@EMITTERS.of(AddStream)
-class AddStreamEmitter(OperationEmitter[AddStream]):
+@launches(AddStream)
+def _add_stream(operation: AddStream, _: Layout, tape: Tape) -> None:
     """Adds the second residual stream, as it is with the next norm, which may trade places."""
-
-    def emit(self, tape: Tape) -> None:
-        operation, z = self.operation, DeviceRows(tape.buffers["embedded"], tape.x.width)
-        if (first := operation.first) is not None:
-            tape.blend(tape.x, DeviceRows(tape.weights.vector(first), first.size), 1.0, operation.factor, is_one_row=True)
-        elif operation.factor != 1.0:
-            tape.blend(tape.x, z, 1.0, operation.factor)
-        else:
-            tape.add_rows_later(z, swaps=operation.swaps)
+    z = DeviceRows(tape.buffers["embedded"], tape.x.width)
+    if (first := operation.first) is not None:
+        tape.blend(tape.x, DeviceRows(tape.weights.vector(first), first.size), 1.0, operation.factor, is_one_row=True)
+    elif operation.factor != 1.0:
+        tape.blend(tape.x, z, 1.0, operation.factor)
+    else:
+        tape.add_rows_later(z, swaps=operation.swaps)
 
 
-@EMITTERS.of(Constant)
-class ConstantEmitter(OperationEmitter[Constant]):
+@launches(Constant)
+def _constant(operation: Constant, layout: Layout, tape: Tape) -> None:
     """Writes the same numbers into every row."""
-
-    def emit(self, tape: Tape) -> None:
-        numbers, out = self.operation.numbers, self.operation.out
-        row = DeviceRows(tape.weights.constant(("numbers", numbers), lambda: np.array(numbers, np.float32)), out.width)
-        tape.blend(self.layout.rows(out, tape), row, 0.0, 1.0, width=out.width, is_one_row=True)
+    numbers, out = operation.numbers, operation.out
+    row = DeviceRows(tape.weights.constant(("numbers", numbers), lambda: np.array(numbers, np.float32)), out.width)
+    tape.blend(layout.rows(out, tape), row, 0.0, 1.0, width=out.width, is_one_row=True)
 
 
-@EMITTERS.of(ReadInput, ReadHidden, ReadEmbedded)
-class GivenEmitter(OperationEmitter[ReadInput | ReadHidden | ReadEmbedded]):
+@launches(ReadInput, ReadHidden, ReadEmbedded)
+def _given(*_: object) -> None:
     """Writes nothing: the rows lie where they were put before the block began."""
 
-    def emit(self, tape: Tape) -> None:
-        """See `OperationEmitter.emit`."""
 
-
-@EMITTERS.of(JoinNormalized)
-class JoinNormalizedEmitter(OperationEmitter[JoinNormalized]):
+@launches(JoinNormalized)
+def _join_normalized(operation: JoinNormalized, layout: Layout, tape: Tape) -> None:
     """Norms rows where they are put side by side."""
-
-    def emit(self, tape: Tape) -> None:
-        layout, operation = self.layout, self.operation
-        tape.add_pending()
-        rows = [tape.seen if layout.is_stream(x) else layout.rows(x, tape) for x in operation.x]
-        widths = [x.width for x in operation.x]
-        tape.join([*zip(rows, widths, operation.norms, strict=True)], layout.operand(operation.out, tape))
+    tape.add_pending()
+    rows = [tape.seen if layout.is_stream(x) else layout.rows(x, tape) for x in operation.x]
+    widths = [x.width for x in operation.x]
+    tape.join([*zip(rows, widths, operation.norms, strict=True)], layout.operand(operation.out, tape))
 
 
-@EMITTERS.of(ConvolveBlock)
-class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
+@launches(ConvolveBlock)
+def _convolve_block(operation: ConvolveBlock, layout: Layout, tape: Tape) -> None:
     """Convolves rows with those of the tokens before in a block."""
-
-    def emit(self, tape: Tape) -> None:
-        operation, layout, size, n_taps = self.operation, self.layout, self.operation.x.width, self.operation.n_taps
-        x, weights, to = (
-            layout.rows(operation.x, tape),
-            layout.rows(operation.weights, tape),
-            layout.operand(operation.out, tape),
-        )
-        first = 4 * operation.side * n_taps
-        places = {
-            "x": x.at,
-            "weights": weights.at.at(first * operation.n_groups),
-            "base": tape.weights.vector(operation.base).at(first * size),
-        }
-        strides = {"x_stride": x.width, "weights_stride": weights.width}
-        sizes = {"size": size, "group": size // operation.n_groups, "n_taps": n_taps}
-        grid = (warps_of(units_of(size)), tape.size.n_tokens)
-        tape.launch(convolve_block, grid, WARP * WARPS, **places, **strides, **sizes, to=to.target)
+    size, n_taps = operation.x.width, operation.n_taps
+    x, weights, to = (
+        layout.rows(operation.x, tape),
+        layout.rows(operation.weights, tape),
+        layout.operand(operation.out, tape),
+    )
+    first = 4 * operation.side * n_taps
+    places = {
+        "x": x.at,
+        "weights": weights.at.at(first * operation.n_groups),
+        "base": tape.weights.vector(operation.base).at(first * size),
+    }
+    strides = {"x_stride": x.width, "weights_stride": weights.width}
+    sizes = {"size": size, "group": size // operation.n_groups, "n_taps": n_taps}
+    grid = (warps_of(units_of(size)), tape.size.n_tokens)
+    tape.launch(convolve_block, grid, WARP * WARPS, **places, **strides, **sizes, to=to.target)
 
 
 def _gate_of(operation: Activate) -> Gate:
