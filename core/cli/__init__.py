@@ -17,12 +17,13 @@ from augury.cli.model_flags import (
     drafter_of_mtp,
     load_engine,
     loaded_model,
+    memory_needed,
     override_words,
     overrides_of,
     placement_words,
 )
 from augury.cli.option_flags import add_option_flag, flag_of
-from augury.cli.parser import FlagsAction, are_counts, converted, count, counts
+from augury.cli.parser import FlagsAction, Parser, are_counts, converted, count, counts
 from augury.cli.progress import ProgressDisplay
 from augury.cli.prompts import Prompt, add_prompt_flags, prompts_of_lines, read_prompts
 from augury.cli.report import print_json, print_lines, say
@@ -35,6 +36,7 @@ __all__ = [
     "FIRST_FLAGS",
     "FOREIGN_FLAGS_IN_SERVE",
     "FlagsAction",
+    "Parser",
     "ProgressDisplay",
     "Prompt",
     "add_model_flags",
@@ -57,6 +59,7 @@ __all__ = [
     "leave_out_unused",
     "load_engine",
     "loaded_model",
+    "memory_needed",
     "names_in_use",
     "override_words",
     "overrides_of",

@@ -25,13 +25,13 @@ from augury.cli.log_output import configure_logging
 from augury.cli.parser import Parser, count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
-from augury.devices import Placement
+from augury.devices import CPU, Placement
 from augury.errors import AuguryError, OptionError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.files.override import Scalar, Untyped, parse_overrides
 from augury.interfaces import Model, Progress
-from augury.loader import Loader, make_backend, plan_of
+from augury.loader import Loader, context_size, make_backend, plan_of
 from augury.registry import Registry
 from augury.types import CACHE_TYPES, ModelOptions
 
@@ -48,16 +48,25 @@ FIRST_FLAGS = "-m -c -np -t -ngl --spec-type -md"
 """The flags of a model that people use first."""
 
 
+class _KeepModels(argparse.Action):
+    """Keeps the last model, for commands that have one, and all of them, for a server."""
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
+        namespace.model = values
+        namespace.models = (*namespace.models, values)
+
+
 def add_model_flags(
     parser: Parser, registry: Registry, argv: Sequence[str], *, n_slots: int | None, has_drafters: bool = True
 ) -> None:
     """Add the flags of `Engine.load`; `n_slots` is the default of `-np`, None leaves that flag out."""
     parser.foreign = FOREIGN_FLAGS
-    parser.set_defaults(registry=registry, parallel=1, max_queue=None, quiet=False)
+    parser.set_defaults(registry=registry, parallel=1, max_queue=None, quiet=False, models=())
     group = parser.add_argument_group("model")
     group.add_argument(
         "-m",
         "--model",
+        action=_KeepModels,
         default="smollm2",
         metavar="MODEL",
         help="a path, a name that `augury search` shows, owner/repo:quant of the Hub, or ollama:NAME (default: smollm2)",
@@ -216,6 +225,23 @@ def load_engine(
         show_configuration(engine)
         say(f"loaded in {engine.load_s:.2f} s")
     return engine
+
+
+def memory_needed(args: argparse.Namespace, progress: Progress) -> int:
+    """The bytes of the CPU's memory that the model of the flags will take, by its weights and context; its file is fetched.
+
+    Raises:
+        AuguryError: The model cannot be had, or not be computed.
+    """
+    backend = make_backend(args.registry, args.backend)
+    with ModelFile.open(resolve(args.model, args.registry, progress), overrides_of(args)) as file:
+        plan = plan_of(file, args.registry)
+        n_ctx = context_size(args.ctx_size, plan.n_ctx_train)
+        options = ModelOptions(args.parallel, n_ctx, args.threads, args.cache_type_k, args.cache_type_v, args.draft_max)
+        found = sum(line.n_bytes for line in backend.memory_needed(file, plan, options) if line.device == CPU)
+    if args.model_draft is not None:
+        found += resolve(args.model_draft, args.registry, progress).stat().st_size
+    return found
 
 
 @contextmanager

@@ -129,6 +129,7 @@ class Parser(argparse.ArgumentParser):
                 if name in scan.typed:
                     raise OptionError(f"{word!r} and {scan.typed[name]} both give a {name}; leave one out")
                 setattr(known, name, [word] if isinstance(getattr(known, name), list) else word)
+                scan.typed[name] = word
             unknown = []
         if unknown:
             places = {"-m": "a model is given by -m", "-p": "a prompt by -p"}

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from importlib import metadata
 from ipaddress import ip_address
 from itertools import chain
@@ -28,6 +28,7 @@ from augury.plugins.server import anthropic, health
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import FOREIGN_NAMES, Fields, shown
 from augury.plugins.server.llama_cpp import completion, embedding, infill, props, slots, tokenize
+from augury.plugins.server.models import Models
 from augury.plugins.server.ollama import (
     chat as ollama_chat,
     embed as ollama_embed,
@@ -36,8 +37,7 @@ from augury.plugins.server.ollama import (
 )
 from augury.plugins.server.openai import chat, completions, embeddings, models, responses
 from augury.plugins.server.page.routes import add_page
-from augury.plugins.server.server import Server
-from augury.plugins.server.sleep import Sleep
+from augury.plugins.server.server import ServerOptions
 
 _ROUTERS = (
     *(anthropic.router, health.router, models.router, chat.router, completions.router, embeddings.router, responses.router),
@@ -46,10 +46,6 @@ _ROUTERS = (
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads, like the files below /static/
 _MAX_HEAD = 64 << 10  # bytes; h11 limits one that comes in parts
-_ASLEEP = (  # which do not wake a server that sleeps
-    *(*_OPEN, "/props", "/models", "/v1/models", "/metrics"),
-    *("/api/ps", "/api/show", "/api/tags", "/api/version"),
-)
 _ERROR: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _ERRORS: dict[int | str, str] = {"4XX": "What is wrong with the request.", "5XX": "Why there is no answer."}
 _EXPECTED = "Input should be "  # with which pydantic begins
@@ -69,20 +65,15 @@ _N_SHOWN = 100  # characters of a path
 _LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
-def make_app(server: Server) -> FastAPI:
-    """The app of a server, which loads its model when the app starts and closes it when that ends."""
+def make_app(models: Models) -> FastAPI:
+    """The app of a server, which loads its first model when the app starts and closes all when that ends."""
+    options = models.options
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server.start()
-        watching = None
-        if server.options.sleep_idle_s is not None:
-            app.state.sleep = Sleep(server, server.options.sleep_idle_s)
-            watching = asyncio.create_task(app.state.sleep.watch())
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        models.start()
         yield
-        if watching is not None:
-            watching.cancel()
-        server.close()
+        await models.close()
 
     app = FastAPI(
         title="augury",
@@ -93,18 +84,18 @@ def make_app(server: Server) -> FastAPI:
         redirect_slashes=False,
         responses={status: {"description": text, "content": _ERROR} for status, text in _ERRORS.items()},
     )
-    app.state.server, app.state.sleep = server, None
+    app.state.models = models
     for router in _ROUTERS:
         app.include_router(router)
-    if server.options.has_page:
+    if options.has_page:
         add_page(app)
     for kind in (AuguryError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(Exception, _on_fault)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=server.options.max_body_bytes)
-    app.add_middleware(_Gate, server=server)
-    if origins := server.options.cors_origins:
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=options.max_body_bytes)
+    app.add_middleware(_Gate, options=options)
+    if origins := options.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=[origin for origin in origins if origin != "localhost"],
@@ -116,25 +107,23 @@ def make_app(server: Server) -> FastAPI:
 
 
 class _Gate:
-    """Lets nobody in without a key where keys are asked for, and nobody while there is no model."""
+    """Lets nobody in without a key where keys are asked for."""
 
-    def __init__(self, app: ASGIApp, server: Server) -> None:
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self._app = app
-        self._server = server
-        self._keys = [key.encode() for key in server.options.api_keys]
-        self._hosts = {urlsplit(origin).hostname for origin in server.options.cors_origins}
+        self._options = options
+        self._keys = [key.encode() for key in options.api_keys]
+        self._hosts = {urlsplit(origin).hostname for origin in options.cors_origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (error := self._refusal(Request(scope))) is not None:
             await _answer(error, scope["path"])(scope, receive, send)
             return
-        sleep = scope["app"].state.sleep if scope["type"] == "http" and scope["path"] not in _ASLEEP else None
-        async with sleep.awake() if sleep is not None else nullcontext():
-            await self._app(scope, self._patient(receive), send)
+        await self._app(scope, self._patient(receive), send)
 
     def _patient(self, receive: Receive) -> Receive:
         """Receive a body as long as it comes on, and until it has taken too long."""
-        is_whole, options, time = False, self._server.options, asyncio.get_running_loop().time
+        is_whole, options, time = False, self._options, asyncio.get_running_loop().time
         deadline = time() + options.body_s
 
         async def patient() -> Message:
@@ -163,13 +152,9 @@ class _Gate:
             return None
         if (error := self._client_refusal(request)) is not None:
             return error
-        limit, length = self._server.options.max_body_bytes, request.headers.get("content-length", "0")
+        limit, length = self._options.max_body_bytes, request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:  # one that does not say it is counted as it comes
             return RequestError(413, f"the body has {length} bytes, this server takes {limit} (--max-body-size)")
-        try:
-            _ = self._server.engine
-        except RequestError as error:
-            return error
         return None
 
     def _client_refusal(self, request: Request) -> RequestError | None:
@@ -188,7 +173,7 @@ class _Gate:
 
     def _names_this_machine(self, request: Request) -> bool:
         """Whether a request over the loopback asks for this machine, and not for a page's name that was made to mean it."""
-        if not _is_loopback((request.scope.get("server") or ("",))[0]) or "*" in self._server.options.cors_origins:
+        if not _is_loopback((request.scope.get("server") or ("",))[0]) or "*" in self._options.cors_origins:
             return True
         try:
             name = (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").rstrip(".")
@@ -202,7 +187,7 @@ class _Gate:
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
         if request.method in ("GET", "HEAD", "OPTIONS") or (origin is None and site is None):
             return True
-        known = self._server.options.cors_origins
+        known = self._options.cors_origins
         if "*" in known or origin in known or ("localhost" in known and re.fullmatch(_LOCAL, origin or "")):
             return True
         # a browser's statement about the site also holds if a proxy has another name than the server

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
 import os
-import signal
 import socket
-import ssl
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from functools import cache, partial
+from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,34 +23,30 @@ from augury.cli import (
     add_option_flag,
     add_sampling_flags,
     add_template_flags,
-    configure_logging,
     flag_of,
     load_engine,
+    memory_needed,
     overrides_of,
     read_text,
     request_params,
-    say,
     template_of,
     use_template,
     warn_of_synthetic,
 )
-from augury.errors import AuguryError, OptionError, UnsupportedError
-from augury.files.models import resolve
+from augury.errors import OptionError, UnsupportedError
+from augury.files.cache import cache_folder
+from augury.files.models import source_of
 from augury.interfaces import Progress
 from augury.options import option, options_of
+from augury.plugins.server.config import ServedModel, models_of, split
 
 if TYPE_CHECKING:
-    from types import FrameType
-
-    import uvicorn
-
+    from augury.cli import Parser
     from augury.plugins.server.file_facts import FileFacts
+    from augury.plugins.server.metrics import Metrics
     from augury.plugins.server.server import Server, ServerOptions
 
 _N_SLOTS = 4
-_BACKLOG = 1024  # clients that the system lets wait
-_N_ACCEPTED = 4  # of them at once: asyncio accepts as many as wait before the first is told that there are too many
-_LAST_WORDS_S = 2.0  # for telling a client that its time is over
 _LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -67,6 +59,10 @@ class _Flags:
     alias: str | None = option(
         None, aliases=["a"], help="names of the model, separated by commas; without it the name that -m gives"
     )
+    config: str | None = option(None, help="TOML file of flags, with a table [models.NAME] of flags for each model")
+    models_dir: str | None = option(None, help="folder whose models can be asked for")
+    models_max: int = option(4, ge=0, help="how many models are loaded at a time; 0: as many as memory has room for")
+    strict_model: bool = option(False, help="refuse requests for other names where there is one model, too")
     api_key: str | None = option(None, help="keys, separated by commas; a client must send one of them")
     api_key_file: str | None = option(None, help="more keys, one on each line; a line that begins with # is a comment")
     cors_origins: str | None = option(
@@ -132,22 +128,49 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         help="none leaves reasoning in the content of answers, the others separate it (default: auto)",
     )
     parser.show_first(f"{FIRST_FLAGS} --host --port --api-key --chat-template -v", words=("model",))
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=partial(_run, parser))
 
 
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(filter(None, (word.strip() for word in (text or "").split(","))))
-
-
-def _run(args: argparse.Namespace) -> int:
+def _run(parser: Parser, typed: argparse.Namespace) -> int:
     if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
         raise UnsupportedError(
             f"the server needs {' and '.join(missing)}, not installed here; install the extra: pip install 'augury[server]'"
         )
+    from augury.plugins.server import process
+    from augury.plugins.server.models import Models
+
+    args, found = models_of(parser, typed)
+    flags, metrics = _flags_of(args), None
+    if flags.metrics:
+        from augury.plugins.server.metrics import Metrics
+
+        args.registry.hooks.register(metrics := Metrics())
+    servers = [_server_of(model, metrics, is_alone=len(found) == 1) for model in found]
+    _check_names(servers)
+    wanted = {*typed.models, typed.model}  # at once: what -m names
+    is_lazy = len(found) > 1 and not wanted & {found[0].args.model, found[0].names[0]}
+    n_most = flags.models_max or len(servers)
+    models = Models(servers, n_most=n_most, is_lazy=is_lazy, is_strict=flags.strict_model)
+    with ExitStack() as stack:
+        listeners: list[socket.socket] = []
+        for host in split(flags.host):  # any free port is one for all of them
+            port = listeners[0].getsockname()[1] if listeners else flags.port
+            listeners.append(stack.enter_context(process.listening(host, port)))
+        process.serve(models, listeners, verbosity=args.verbose)
+    if models.failure is not None:
+        raise models.failure
+    return 0
+
+
+def _flags_of(args: argparse.Namespace) -> _Flags:
+    return _Flags(**{name: value for ((_, name),), value, _ in args.server_flags})
+
+
+def _server_of(model: ServedModel, metrics: Metrics | None, *, is_alone: bool) -> Server:
+    """A model that is not loaded yet."""
     from augury.plugins.server.server import Server
 
-    flags = _Flags(**{name: value for ((_, name),), value, _ in args.server_flags})
-    options = _options_of(args, flags)
+    args, flags = model.args, _flags_of(model.args)
     args.max_queue = flags.max_queue
     warn_of_synthetic(args)
     if flags.collect is not None and (args.spec_synth_rates is not None or args.spec_synth_len is not None):
@@ -155,26 +178,27 @@ def _run(args: argparse.Namespace) -> int:
             "--collect keeps answers to learn from, but with synthetic acceptance (--spec-synth-rates, --spec-synth-len) they "
             "are not the model's; leave one of the two out"
         )
-    server = Server(options, partial(_load, args, template_of(args)), facts=cache(partial(_facts_of, args)))
-    if flags.metrics:
-        from augury.plugins.server.metrics import Metrics
-
-        server.metrics = Metrics()
-        args.registry.hooks.register(server.metrics)
+    server = Server(_options_of(args, flags, model.names), partial(_load, args, template_of(args)))
+    server.facts, server.metrics = partial(_facts_of, args, {}), metrics
+    if not is_alone:
+        server.measure = partial(memory_needed, args)
     if flags.collect is not None:
         from augury.plugins.server.collection import Collection
 
         server.collection = Collection(_folder("--collect", flags.collect))
-    with ExitStack() as stack:
-        listeners: list[socket.socket] = []
-        for host in _words(flags.host):  # any free port is one for all of them
-            port = listeners[0].getsockname()[1] if listeners else flags.port
-            listeners.append(stack.enter_context(_listening(host, port)))
-        _log_requests(args.verbose)
-        _serve(server, listeners, is_verbose=args.verbose > 0)
-    if server.failure is not None:
-        raise server.failure
-    return 0
+    return server
+
+
+def _check_names(servers: Sequence[Server]) -> None:
+    """Refuse two models of one name, and tokens of two models in one folder."""
+    owners = dict[str, str]()
+    for server in servers:
+        for name in server.options.names:
+            if name in owners:
+                raise OptionError(f"two models are called {name!r}; give them other names, by tables in --config")
+            owners[name] = server.name
+    if sum(server.collection is not None for server in servers) > 1:
+        raise OptionError("--collect keeps the tokens of one model, and there are several; give it in the table of one")
 
 
 def _load(args: argparse.Namespace, template: str | None, progress: Progress) -> Engine:
@@ -184,16 +208,22 @@ def _load(args: argparse.Namespace, template: str | None, progress: Progress) ->
     return engine
 
 
-def _facts_of(args: argparse.Namespace) -> FileFacts:
+def _facts_of(args: argparse.Namespace, known: dict[Path, FileFacts]) -> FileFacts:
+    """The facts of a model's file, none of one that has yet to be downloaded; `known` are those that were read."""
     from augury.plugins.server.file_facts import FileFacts
 
-    return FileFacts.of(resolve(args.model, args.registry, Progress()), overrides_of(args))
+    path = source_of(args.model, args.registry).find(args.model, cache_folder("models"))
+    if path is None:
+        return FileFacts()
+    if path not in known:
+        known[path] = FileFacts.of(path, overrides_of(args))
+    return known[path]
 
 
-def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
+def _options_of(args: argparse.Namespace, flags: _Flags, names: Sequence[str]) -> ServerOptions:
     from augury.plugins.server.server import ServerOptions
 
-    if not _words(flags.host):
+    if not split(flags.host):
         raise OptionError(
             "--host names no address, expected some separated by commas; 0.0.0.0 and :: are all of this machine's"
         )
@@ -205,10 +235,10 @@ def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
     for file in filter(None, (key_file, cert_file)):
         if not os.access(file, os.R_OK):
             raise OptionError(f"{file} cannot be read")
-    for origin in _words(flags.cors_origins):
+    for origin in split(flags.cors_origins):
         if not (origin in ("*", "localhost") or _is_origin(origin)):
             raise OptionError(f"--cors-origins names {origin!r}, expected *, localhost or origins such as https://chat.example")
-    keys = [*_words(flags.api_key)]
+    keys = [*split(flags.api_key)]
     if flags.api_key is not None and not keys:  # from a variable that is not set, perhaps
         raise OptionError("--api-key names no key; leave it out to serve everyone")
     if keys_file is not None:
@@ -217,9 +247,9 @@ def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
         if not keys:
             raise OptionError(f"{keys_file} holds no keys; leave --api-key-file out to serve everyone")
     return ServerOptions(
-        names=_words(flags.alias) or (Path(args.model).stem if args.model.endswith(".gguf") else args.model,),
+        names=names,
         api_keys=tuple(keys),
-        cors_origins=_words(flags.cors_origins),
+        cors_origins=split(flags.cors_origins),
         timeout_s=flags.timeout,
         sse_ping_interval=flags.sse_ping_interval,
         shutdown_timeout_s=flags.shutdown_timeout,
@@ -258,103 +288,3 @@ def _is_origin(text: str) -> bool:
     except ValueError:
         return False
     return bool(parts.scheme and parts.hostname) and text == f"{parts.scheme}://{parts.netloc}"
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens, before a model is loaded for nothing.
-
-    Raises:
-        AuguryError: The address is taken, or none of this machine's.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        raise AuguryError(f"cannot listen on {host} port {port}: {error}; choose another with --host and --port") from None
-
-
-def _log_requests(verbosity: int) -> None:
-    """Let uvicorn log as augury does: each request by its method, path and status, never by its content."""
-    configure_logging(verbosity=verbosity)
-    ours, theirs = logging.getLogger("augury"), logging.getLogger("uvicorn")
-    theirs.handlers[:], theirs.propagate = ours.handlers, False
-    theirs.setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-
-
-def _process(server: Server, config: uvicorn.Config) -> uvicorn.Server:
-    """uvicorn's, which would cut off running requests at the end of the shutdown's time without a word to clients."""
-    import uvicorn
-
-    class Process(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            for listener in sockets or ():
-                listener.listen(_BACKLOG)
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if self.should_exit:
-                is_hurried.set()
-            else:
-                super().handle_exit(sig, frame)
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            ending = asyncio.create_task(self._end_requests())
-            await super().shutdown(sockets)
-            ending.cancel()
-
-        async def _end_requests(self) -> None:
-            """End what still runs when its time is over, or at a second signal."""
-            with suppress(TimeoutError):
-                await asyncio.wait_for(is_hurried.wait(), server.options.shutdown_timeout_s)
-            asyncio.get_running_loop().run_in_executor(None, server.end_requests)
-            await asyncio.sleep(_LAST_WORDS_S)
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
-
-    is_hurried = asyncio.Event()
-    return Process(config)
-
-
-def _serve(server: Server, listeners: list[socket.socket], *, is_verbose: bool) -> None:
-    """Serve until a signal says to end."""
-    import uvicorn
-
-    from augury.plugins.server.app import make_app
-    from augury.plugins.server.connection import Connection
-
-    options = server.options
-    config = uvicorn.Config(
-        make_app(server),
-        http=partial(  # type: ignore[arg-type] # of h11
-            # the app answers late requests while it reads; a client that goes on after an answer is cut off
-            Connection,
-            head_s=options.patience_s,
-            body_s=options.body_s + _LAST_WORDS_S,
-            read_s=options.timeout_s,
-        ),
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=is_verbose,
-        server_header=False,
-        ssl_keyfile=options.ssl_key_file,
-        ssl_certfile=options.ssl_cert_file,
-        backlog=_N_ACCEPTED,
-    )
-    try:
-        config.load()
-    except ssl.SSLError as error:
-        files = f"--ssl-cert-file {options.ssl_cert_file} and --ssl-key-file {options.ssl_key_file}"
-        raise OptionError(f"{files} are not a certificate and its private key, as PEM: {error.reason or error}") from None
-    process = _process(server, config)
-    scheme = "https" if config.is_ssl else "http"
-    addresses = [listener.getsockname()[:2] for listener in listeners]
-    server.url = " and ".join(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in addresses)
-    server.on_failure = lambda: setattr(process, "should_exit", True)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as after `nohup`; uvicorn takes care of the other two
-        signal.signal(signal.SIGHUP, process.handle_exit)
-    with suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal once more when all is done
-        process.run(sockets=listeners)
-    if server.failure is None:
-        say("the server has ended")

@@ -109,7 +109,7 @@ class Fields(BaseModel):
 class RequestFields(Fields):
     """A request as OpenAI's clients send it."""
 
-    model: str | None = Field(None, description="any: the server has one model")
+    model: str | None = Field(None, description="the first of the server, if none is named")
 
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,9 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 class FileFacts:
     """What a model's file tells."""
 
+    n_bytes: int = 0
+    digest: str = ""
+    architecture: str = "unknown"
     n_parameters: int = 0
     quant: str = "unknown"  # the type of most of its bytes
     modified_at: datetime = _EPOCH
@@ -37,6 +40,9 @@ class FileFacts:
             for tensor in file.tensors.values():
                 n_bytes[tensor.type.name] += tensor.n_bytes
             return cls(
+                n_bytes=file.n_bytes,
+                digest=file.digest,
+                architecture=file.architecture,
                 n_parameters=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
                 quant=n_bytes.most_common(1)[0][0] if n_bytes else "unknown",
                 modified_at=datetime.fromtimestamp(max(each.stat().st_mtime for each in file.paths), UTC),

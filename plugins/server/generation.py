@@ -167,7 +167,7 @@ class Generation:
             tokens = tuple(token.token for token in pieces)
             result = attrs.evolve(result, pieces=pieces, tokens=tokens, text=text, finish_reason="cancelled")
         elif self._is_expired and result.finish_reason == "cancelled":
-            raise _too_long(self._timeout_s)
+            raise too_long(self._timeout_s)
         elif result.finish_reason == "cancelled":
             raise RequestError(503, "the server ends, and with it the answer")  # or the client has gone, and nobody reads this
         if self._collection is not None:
@@ -175,7 +175,7 @@ class Generation:
         return result
 
     async def _cancel_on_disconnect(self, http: Request) -> None:
-        await _disconnect(http)
+        await disconnect(http)
         self.cancel()
 
 
@@ -183,7 +183,7 @@ async def do_nothing() -> None:
     """Do nothing before `Generation.pieces` waits, which is the default."""
 
 
-async def _disconnect(http: Request) -> None:
+async def disconnect(http: Request) -> None:
     """Wait until the client has gone."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
@@ -277,17 +277,18 @@ async def score(server: Server, http: Request, texts: Sequence[Any], n_top: int)
 
 async def _unless_left(server: Server, http: Request, work: Coroutine[Any, Any, Any]) -> Any:
     """The result of work; it is cancelled if the client leaves or the time is up."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnect(http))
+    working, leaving = asyncio.create_task(work), asyncio.create_task(disconnect(http))
     try:
         await asyncio.wait((working, leaving), timeout=server.options.timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise _too_long(server.options.timeout_s)  # or nobody reads this
+            raise too_long(server.options.timeout_s)  # or nobody reads this
         return working.result()
     finally:
         leaving.cancel()
         working.cancel()
 
 
-def _too_long(timeout_s: float) -> RequestError:
+def too_long(timeout_s: float) -> RequestError:
+    """Why a request ends whose time is up."""
     message = f"the request took longer than the {timeout_s:g} s that the server allows (--timeout)"
     return RequestError(504, message, code="timeout")

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.json_route import api_router
-from augury.plugins.server.server import Serving
+from augury.plugins.server.models import AllModels
 
 router = api_router()
 _STARTED = int(time.time())
@@ -20,17 +20,16 @@ _STARTED = int(time.time())
 @router.get("/v1/health", include_in_schema=False)
 @router.head("/health", include_in_schema=False)  # as monitors ask, wget --spider for one
 @router.head("/v1/health", include_in_schema=False)
-async def health(server: Serving) -> dict[str, str]:
-    """Say that the server is ready; while the model loads it is not, and says how far it has come."""
-    _ = server.engine
+async def health(_models: AllModels) -> dict[str, str]:
+    """Say that the server is ready; while its only model loads it is not, and says how far it has come."""
     return {"status": "ok"}
 
 
 @router.get("/ping")
 @router.post("/ping", include_in_schema=False)
-async def ping(server: Serving) -> dict[str, str]:
+async def ping(models: AllModels) -> dict[str, str]:
     """Say the same, by the path that SageMaker asks."""
-    return await health(server)
+    return await health(models)
 
 
 @router.get("/version")
@@ -40,10 +39,13 @@ async def version() -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-def metrics(server: Serving) -> Response:
-    """Give the counters of the server's life, for Prometheus."""
-    if server.metrics is None:
+def metrics(models: AllModels) -> Response:
+    """Give the counters of the server's life, over all models, for Prometheus."""
+    found = models.servers[0].metrics  # all have the same
+    if found is None:
         raise RequestError(501, "this server counts nothing for Prometheus; start it with --metrics")
-    answer = Response(server.metrics.text(server.engine.stats()), media_type=CONTENT_TYPE_LATEST)
+    answer = Response(
+        found.text([server.engine.stats() for server in models.servers if server.has_figures]), media_type=CONTENT_TYPE_LATEST
+    )
     answer.raw_headers.append((b"Process-Start-Time-Unix", str(_STARTED).encode()))  # as some clients of llama.cpp's spell it
     return answer

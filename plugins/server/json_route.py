@@ -77,6 +77,7 @@ class _Request(Request):
             raise json.JSONDecodeError(str(error), "", 0) from None  # which FastAPI makes a 400
         if isinstance(found, dict) and len(found) > N_FIELDS:
             raise RequestError(400, f"the body has {len(found)} fields, expected {N_FIELDS} at most")
+        self.state.fields = found if isinstance(found, dict) else {}  # for those who need them before they are checked
         return found
 
 

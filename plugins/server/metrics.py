@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -57,7 +57,7 @@ class Metrics(Collector):
         self._n_sequences = self._n_passes = 0  # of the engine's thread, which alone writes them
         self._longest = 0
         self._last: Counter[str] = Counter()  # totals at the last look
-        self._engine: EngineStats | None = None
+        self._engines: Sequence[EngineStats] = ()
 
     @hookimpl
     def augury_round_done(self, round: Round) -> None:  # noqa: A002 - the field's word
@@ -92,11 +92,11 @@ class Metrics(Collector):
                     for position, n in enumerate(getattr(each, figure)):
                         self._of_drafters[figure, name, str(position)] += n
 
-    def text(self, engine: EngineStats | None) -> bytes:
-        """The text that Prometheus reads; rates are since the last look. `engine` is the running one."""
+    def text(self, engines: Sequence[EngineStats]) -> bytes:
+        """The text that Prometheus reads; rates are since the last look."""
         registry = CollectorRegistry(auto_describe=False)
         with self._lock:
-            self._engine = engine
+            self._engines = engines
             registry.register(self)
             return generate_latest(registry)
 
@@ -118,7 +118,6 @@ class Metrics(Collector):
                     if which == figure:
                         family.add_metric(of, n)
                 yield family
-        engine = self._engine
         gauges = {
             "llamacpp:prompt_tokens_seconds": (
                 "Prompt tokens per second, since the last look.",
@@ -128,8 +127,8 @@ class Metrics(Collector):
                 "Tokens per second, since the last look.",
                 _rate(totals, last, "n_timed", "predict_s"),
             ),
-            "llamacpp:requests_processing": ("Requests that have a slot.", 0 if engine is None else engine.n_running),
-            "llamacpp:requests_deferred": ("Requests that wait for a slot.", 0 if engine is None else engine.n_waiting),
+            "llamacpp:requests_processing": ("Requests that have a slot.", sum(each.n_running for each in self._engines)),
+            "llamacpp:requests_deferred": ("Requests that wait for a slot.", sum(each.n_waiting for each in self._engines)),
             "llamacpp:n_tokens_max": ("Tokens of the longest request so far, with its prompt.", self._longest),
             "llamacpp:n_busy_slots_per_decode": ("Mean number of slots in a pass.", self._n_sequences / max(self._n_passes, 1)),
         }

@@ -1,9 +1,9 @@
-"""One server: its options, its engine as soon as that is loaded, and how far loading has come."""
+"""A model that is served: its options, its engine while that is loaded, and how far loading has come."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -79,25 +79,51 @@ class LoadingProgress(ProgressDisplay):
 
 @define(eq=False)
 class Server:
-    """A model that is served. The app holds it as `app.state.server`; routes get it by `server: Serving`."""
+    """A model that is served. The app holds all of them as `app.state.models`; routes get theirs by `server: Serving`.
+
+    What does not load or close the engine is changed on the event loop alone, by `Models`.
+    """
 
     options: ServerOptions
     load: Callable[[LoadingProgress], Engine]
+    measure: Callable[[LoadingProgress], int] = lambda _: 0  # bytes of memory that the engine will take; fetches the file
     progress: LoadingProgress = Factory(LoadingProgress)
     facts: Callable[[], FileFacts] = FileFacts  # of the model's file
     metrics: Metrics | None = None  # None: nobody counts
     collection: Collection | None = None  # None: no request is kept
-    url: str = ""
-    failure: AuguryError | None = None  # why there will be no engine
-    on_failure: Callable[[], object] = lambda: None
+    failure: AuguryError | None = None  # why there is no engine
+    loading: asyncio.Task[None] | None = None
     is_sleeping: bool = False  # the engine is closed, and still has its figures
+    n_bytes: int = 0  # of memory, as measured
+    n_requests: int = 0  # that have the engine, or wait for it
+    idle_since: float = 0.0  # on the event loop's clock
+    idle_s: float | None = None  # see `ServerOptions.sleep_idle_s`; a request may ask for another time
+    timer: asyncio.TimerHandle | None = None  # of that time
     _engine: Engine | None = None
     _chat_format: ChatFormat | None = None
-    _loader: threading.Thread | None = None
+
+    @property
+    def name(self) -> str:
+        """The first of its names, which answers have."""
+        return self.options.names[0]
+
+    @property
+    def state(self) -> Literal["unloaded", "loading", "loaded", "sleeping", "failed"]:
+        """In a word."""
+        if self.loading is not None:
+            return "loading"
+        if self._engine is not None:
+            return "sleeping" if self.is_sleeping else "loaded"
+        return "unloaded" if self.failure is None else "failed"
 
     @property
     def is_ready(self) -> bool:
         """Whether the model is loaded."""
+        return self._engine is not None and not self.is_sleeping
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether the engine is there, be it closed."""
         return self._engine is not None
 
     @property
@@ -114,66 +140,45 @@ class Server:
     @property
     def chat_format(self) -> ChatFormat:
         """How the model's chats call tools and reason."""
-        if self._chat_format is None or self._chat_format.template is not self.engine.chat_template:  # of an engine that slept
+        if self._chat_format is None or self._chat_format.template is not self.engine.chat_template:  # of an engine before
             self._chat_format = ChatFormat(self.engine.chat_template, self.engine.tokenizer)
         return self._chat_format
 
-    def start(self) -> None:
-        """Begin to load, on a thread of its own."""
-        say(f"augury listens on {self.url} and loads {self.options.names[0]}")
-        self._loader = threading.Thread(target=self._load, name="augury-load", daemon=True)
-        self._loader.start()
-
-    def sleep(self) -> None:
-        """Close the engine, to which nobody has a request. Where that fails, it is not used again either."""
-        try:
-            self.engine.close()
-        finally:
-            self.is_sleeping = True
-        say(f"{self.options.names[0]} sleeps: nobody has asked for {self.options.sleep_idle_s:g} s")
-
-    def wake(self) -> None:
-        """Load the engine again, and wait for it.
+    def open(self) -> None:
+        """Load the engine; called on a thread.
 
         Raises:
-            RequestError: The server is ending.
+            AuguryError: As `Engine.load` does.
         """
-        self.progress = LoadingProgress()
-        self._loader = threading.Thread(target=self._load, name="augury-load", daemon=True)
-        self._loader.start()
-        self._loader.join()
-        if self.failure is not None:
-            raise RequestError(500, "the model cannot be loaded again")
-        self.is_sleeping = False
+        with self.progress:
+            self._engine = self.load(self.progress)
+        self.is_sleeping, self.failure = False, None
+        say(f"{self.name} is ready, loaded in {self._engine.load_s:.1f} s")
 
-    def end_requests(self) -> None:
-        """Cancel running requests: each client is told that the server ends."""
-        if self._engine is not None:
-            self._engine.close()
-
-    def close(self) -> None:
-        """Stop loading, or close the engine, which cancels running requests."""
-        self.progress.is_stopped = True
-        if self._loader is not None:
-            self._loader.join()
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-
-    def _load(self) -> None:
-        try:
-            with self.progress:
-                self._engine = self.load(self.progress)
-        except Exception as error:  # noqa: BLE001 - told where the command ends
-            known = error if isinstance(error, AuguryError) else AuguryError(f"{type(error).__name__}: {error}")
-            self.failure = None if self.progress.is_stopped else known
-            self.on_failure()
-            return
-        say(f"{self.options.names[0]} is ready, loaded in {self._engine.load_s:.1f} s")
+    def take_engine(self, *, is_sleeping: bool = False) -> Engine:
+        """The engine, which is to be closed; if the model is to sleep, its figures stay."""
+        engine, self.is_sleeping = self.engine, is_sleeping
+        if not is_sleeping:
+            self._engine = self._chat_format = None
+        return engine
 
 
-async def _server_of(request: Request) -> Server:  # a function that is not async would be called on a thread
-    return request.app.state.server
+def fields_of(request: Request) -> Mapping[str, Any]:
+    """The fields that a request came with, before any is checked: those of its body, or else of its query."""
+    return getattr(request.state, "fields", None) or request.query_params
 
 
-Serving = Annotated[Server, Depends(_server_of)]
+async def _serving(request: Request) -> AsyncIterator[Server]:  # until the answer has been sent, streams included
+    models = request.app.state.models
+    async with models.using(models.find(fields_of(request).get("model")), request) as server:
+        yield server
+
+
+async def _named(request: Request) -> Server:  # a function that is not async would be called on a thread
+    return request.app.state.models.find(fields_of(request).get("model"))
+
+
+Serving = Annotated[Server, Depends(_serving)]
+"""The model that a request names, loaded."""
+Named = Annotated[Server, Depends(_named)]
+"""The model that a request names, loaded or not."""

@@ -106,5 +106,5 @@ if __name__ == "__main__":  # augury, with that route
     from augury.plugins.server import app
 
     make = app.make_app
-    app.make_app = lambda server: count_tasks(make(server))
+    app.make_app = lambda models: count_tasks(make(models))
     sys.exit(augury.__main__.main())

@@ -1,4 +1,4 @@
-"""`/props`: the model of the server, and its settings."""
+"""`/props`: a model of the server, and its settings."""
 
 from __future__ import annotations
 
@@ -9,39 +9,47 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import generation_settings
-from augury.plugins.server.server import Serving
+from augury.plugins.server.models import AllModels
+from augury.plugins.server.server import Named, Server
 
 router = api_router()
 
 
 @router.get("/props")
-def props(server: Serving) -> dict[str, Any]:
-    """Describe the model and the settings."""
+def props(server: Named, models: AllModels) -> dict[str, Any]:
+    """Describe the model and the settings; of one that is not loaded only what is known without it."""
+    several = {"role": "router", "max_instances": models.n_most, "models_autoload": True} if models.are_several else {}
+    return several | {
+        "model_alias": server.name,
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"augury {metadata.version('augury')}",
+        "endpoint_slots": server.options.shows_slots,
+        "endpoint_props": server.options.takes_props,
+        "endpoint_metrics": server.metrics is not None,
+        "is_sleeping": not server.is_ready,
+        **(_of_engine(server) if server.has_figures else {}),
+    }
+
+
+def _of_engine(server: Server) -> dict[str, Any]:
     engine = server.engine
     tokenizer, template = engine.tokenizer, engine.chat_template
     settings = generation_settings(server, {})
     return {
         "default_generation_settings": {"n_ctx": engine.config["n_ctx"], "params": settings},
         "total_slots": engine.config["n_slots"],
-        "model_alias": server.options.names[0],
         "model_path": f"{engine.info.name}.gguf",  # without its folder, which is nobody's business
         "chat_template": "" if template is None else template.source,
         "bos_token": "" if tokenizer is None or tokenizer.bos is None else tokenizer.text(tokenizer.bos),
         "eos_token": "" if tokenizer is None or tokenizer.eos is None else tokenizer.text(tokenizer.eos),
-        "modalities": {"vision": False, "audio": False},
-        "build_info": f"augury {metadata.version('augury')}",
-        "endpoint_slots": server.options.shows_slots,
-        "endpoint_props": server.options.takes_props,
-        "endpoint_metrics": server.metrics is not None,
         "speculative": engine.config["speculative"],
         "plain_per_second": engine.stats().plain_per_second,  # without drafts, as the planner expects it
         "n_ctx_train": engine.info.n_ctx_train,
-        "is_sleeping": server.is_sleeping,
     }
 
 
 @router.post("/props")
-def change_props(_body: Fields, server: Serving) -> dict[str, bool]:
+def change_props(_body: Fields, server: Named) -> dict[str, bool]:
     """Change properties, of which there are none yet: that a client may ask is all that --props says."""
     if not server.options.takes_props:
         raise RequestError(501, "this server's properties cannot be changed; start it with --props")

@@ -13,7 +13,7 @@ from augury.errors import CapacityError, ModelFileError
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router
-from augury.plugins.server.server import Server, Serving
+from augury.plugins.server.server import Named, Server, Serving
 
 router = api_router()
 
@@ -27,10 +27,12 @@ class SlotFile(Fields):
 
 
 @router.get("/slots")
-def slots(server: Serving, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
-    """The state of every slot."""
+def slots(server: Named, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
+    """The state of every slot; a model that is not loaded has none."""
     if not server.options.shows_slots:
         raise RequestError(501, "this server does not tell what its slots do; start it without --no-slots")
+    if not server.has_figures:
+        return []
     found = server.engine.stats().slots
     if fail_on_no_slot and all(slot.state != "idle" for slot in found):
         raise RequestError(503, "no slot is free", retry_after=1)

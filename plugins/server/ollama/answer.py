@@ -93,9 +93,10 @@ class Answer:
         return {"model": self.model, "created_at": now()} | self.said(*said, **more)
 
 
-def loaded(model: str, said: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    """The answer to a request that asks for nothing but a model."""
-    return {"model": model, "created_at": now()} | said() | {"done": True, "done_reason": "load"}
+def loaded(model: str, said: Callable[..., dict[str, Any]], server: Server) -> dict[str, Any]:
+    """The answer to a request that asks for nothing but a model to be loaded, or unloaded."""
+    reason = "unload" if server.idle_s == 0 else "load"
+    return {"model": model, "created_at": now()} | said() | {"done": True, "done_reason": reason}
 
 
 def called(index: int, call: Call) -> dict[str, Any]:

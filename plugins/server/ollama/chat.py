@@ -14,8 +14,7 @@ from augury.plugins.server.event_stream import LINES
 from augury.plugins.server.fields import N_MESSAGES, Fields, GivenDeep
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.ollama.answer import Answer, loaded
-from augury.plugins.server.ollama.fields import Clock, GenerationRequest, Pictures, check_model
-from augury.plugins.server.server import Serving
+from augury.plugins.server.ollama.fields import Clock, GenerationRequest, Pictures, Serving
 from augury.text.chat_template import with_ids
 
 router = api_router(ignores_type=True)
@@ -83,9 +82,9 @@ def conversation(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
 @router.post("/api/chat", responses=LINES)
 async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""
-    clock, model = Clock(), check_model(server, body.model)
+    clock, model = Clock(), body.model
     if not body.messages:
-        return loaded(model, _said)
+        return loaded(model, _said, server)
     plan, params = await plan_chat(
         body.options,
         server,

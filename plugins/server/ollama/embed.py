@@ -14,8 +14,8 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.generation import check_texts, embed, pooling_of
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
-from augury.plugins.server.ollama.fields import Clock, ModelRequest, Options, check_model
-from augury.plugins.server.server import Server, Serving
+from augury.plugins.server.ollama.fields import Clock, ModelRequest, Options, Serving
+from augury.plugins.server.server import Server
 
 router = api_router(ignores_type=True)
 
@@ -39,7 +39,7 @@ class EmbeddingsRequest(ModelRequest):
 @router.post("/api/embed", response_model=dict[str, Any])
 async def embed_texts(body: EmbedRequest, http: Request, server: Serving) -> Response:
     """Embed texts, as vectors of length 1."""
-    clock, model = Clock(), check_model(server, body.model)
+    clock, model = Clock(), body.model
     texts = [body.input] if isinstance(body.input, str) else body.input
     found, n_tokens = await _embedded(server, http, texts, is_cut=body.truncate, normalize=True)
     n_embd = server.engine.info.n_embd
@@ -54,7 +54,6 @@ async def embed_texts(body: EmbedRequest, http: Request, server: Serving) -> Res
 @router.post("/api/embeddings", response_model=dict[str, Any])
 async def embeddings(body: EmbeddingsRequest, http: Request, server: Serving) -> Response:
     """Embed a text, as a vector that is not scaled."""
-    check_model(server, body.model)
     found, _ = await _embedded(server, http, [body.prompt] if body.prompt else [], is_cut=True, normalize=False)
     return long_answer(pieces_of({"embedding": found[0].tolist() if found else []}))
 

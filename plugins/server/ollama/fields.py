@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from fastapi import Depends
 from pydantic import Field
+from starlette.requests import Request
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields, Fields, RequestFields
 from augury.plugins.server.openai.answer import logprob_entry
-from augury.plugins.server.server import Server
+from augury.plugins.server.server import Server, fields_of
 from augury.types import Result, Token
 
 _OF_LOADING = (  # the server's flags choose these when it loads a model
     *("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_thread"),
     *("numa", "use_mlock", "use_mmap", "vocab_only"),
 )
+_N_SHOWN = 100  # characters of a value
+_LONGEST_S = 1e9  # a longer time is for ever
 _NAMES = {"num_keep": "n_keep", "num_predict": "max_tokens"}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = rf"(\d+\.?\d*)({'|'.join(_SECONDS)})"
 
 
 class Options(EngineFields):
@@ -41,7 +49,8 @@ class Options(EngineFields):
 class ModelRequest(RequestFields):
     """A request that names a model."""
 
-    keep_alive: str | float | None = Field(None, description="without effect: a flag says when models are unloaded")
+    model: str
+    keep_alive: str | float | None = Field(None, description="how long the model stays loaded afterwards: 5m; -1: for ever")
 
 
 class GenerationRequest(ModelRequest):
@@ -83,18 +92,50 @@ class Pictures(Fields):
     images: list[str] | None = Field(None, max_length=0, description="none: models here read text alone")
 
 
-def check_model(server: Server, name: str | None) -> str:
-    """The name of a model as the client calls it.
+def keep_alive_s(value: Any) -> float | None:
+    """The seconds of a `keep_alive`: a number of them, or a text such as 1h30m; None of one below 0, which means for ever.
 
     Raises:
-        RequestError: The server has no such model.
+        RequestError: It is neither.
     """
-    if not name:
-        raise RequestError(400, "model is missing")
-    if name.removesuffix(":latest") not in server.options.names and name not in server.options.names:
-        known = ", ".join(tagged(each) for each in server.options.names)
-        raise RequestError(404, f"model {name!r} not found; this server has {known}")
-    return name
+    text = str(value)
+    try:
+        found = float(text)
+    except ValueError:
+        if re.fullmatch(f"-?({_PART})+", text) is None:
+            message = f"keep_alive is {text[:_N_SHOWN]!r}, expected seconds, or a time such as 5m"
+            raise RequestError(400, message, param="keep_alive") from None
+        found = sum(float(n) * _SECONDS[unit] for n, unit in re.findall(_PART, text))
+        found = -found if text.startswith("-") else found
+    return found if 0 <= found < _LONGEST_S else None
+
+
+async def named(request: Request) -> Server:
+    """The model that a request names, loaded or not."""
+    fields = fields_of(request)
+    if not (name := fields.get("model") or fields.get("name")):
+        raise RequestError(400, "model is missing", param="model")
+    found: Server = request.app.state.models.find(name, is_strict=True)
+    return found
+
+
+async def _serving(request: Request) -> AsyncIterator[Server]:
+    models, fields, server = request.app.state.models, fields_of(request), await named(request)
+    keep = fields.get("keep_alive")
+    idle_s = server.options.sleep_idle_s if keep is None else keep_alive_s(keep)
+    if idle_s == 0 and not any(fields.get(name) for name in ("messages", "prompt", "input")):
+        models.unload(server)
+        yield server
+        return
+    async with models.using(server, request):
+        server.idle_s = idle_s
+        yield server
+
+
+Serving = Annotated[Server, Depends(_serving)]
+"""The model that a request names, loaded unless it is only to be unloaded; it stays as long as `keep_alive` says."""
+Named = Annotated[Server, Depends(named)]
+"""The model that a request names, loaded or not."""
 
 
 def tagged(name: str) -> str:

@@ -16,8 +16,8 @@ from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.infill import InfillRequest, infill_prompt
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
 from augury.plugins.server.ollama.answer import Answer, Reader, loaded
-from augury.plugins.server.ollama.fields import Clock, GenerationRequest, Pictures, check_model
-from augury.plugins.server.server import Server, Serving
+from augury.plugins.server.ollama.fields import Clock, GenerationRequest, Pictures, Serving
+from augury.plugins.server.server import Server
 from augury.plugins.server.tools import Delta
 from augury.types import Result, Token
 
@@ -87,9 +87,9 @@ async def _plan(body: GenerateRequest, server: Server) -> tuple[Reader, dict[str
 @router.post("/api/generate", responses=LINES)
 async def generate_text(body: GenerateRequest, http: Request, server: Serving) -> Any:
     """Answer a text."""
-    clock, model = Clock(), check_model(server, body.model)
+    clock, model = Clock(), body.model
     if not body.prompt:
-        return loaded(model, _said)
+        return loaded(model, _said, server)
     reader, params = await _plan(body, server)
     answer = Answer(model, reader, _said, clock, partial(_context, body))
     return await answer.tell(body, params | {"echo": True}, http, server)

@@ -9,20 +9,21 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from augury.plugins.server.json_route import api_router
-from augury.plugins.server.ollama.fields import ModelRequest, check_model, tagged, written
-from augury.plugins.server.server import Server, Serving
+from augury.plugins.server.models import AllModels
+from augury.plugins.server.ollama.fields import ModelRequest, Named, tagged, written
+from augury.plugins.server.server import Server
 from augury.plugins.server.tools.format import GENERIC
 
 router = api_router(ignores_type=True)
 _VERSION = "0.13.0"  # of Ollama, whose interface this is: clients refuse older ones
-_FOREVER = timedelta(days=100 * 365)  # until a model is unloaded, where nothing says when
+_FOREVER = timedelta(days=100 * 365)  # that a model stays loaded, where nothing says how long
 _UNITS = ("", "K", "M", "B", "T")
 
 
 class ShowRequest(ModelRequest):
     """Which model, and how much of it."""
 
-    model: str | None = Field(None, validation_alias=AliasChoices("model", "name"))
+    model: str = Field(validation_alias=AliasChoices("model", "name"))
     verbose: bool = Field(default=False, description="without effect: lists with a value for each token are left out")
 
 
@@ -33,60 +34,65 @@ async def version() -> dict[str, str]:
 
 
 @router.get("/api/tags")
-def tags(server: Serving) -> dict[str, Any]:
+def tags(models: AllModels) -> dict[str, Any]:
     """List the models."""
-    modified = {"modified_at": written(server.facts().modified_at)}
-    return {"models": [_listed(server, name) | modified for name in server.options.names]}
+    return {"models": [_listed(server, name) for server in models.servers for name in server.options.names]}
 
 
 @router.get("/api/ps")
-def running(server: Serving) -> dict[str, Any]:
+async def running(models: AllModels) -> dict[str, Any]:
     """List the models that are loaded."""
-    if server.is_sleeping:
-        return {"models": []}
-    more = {
-        "expires_at": written(datetime.now(UTC) + _FOREVER),
-        "size_vram": 0,
-        "context_length": server.engine.config["n_ctx"],
-    }
-    return {"models": [_listed(server, server.options.names[0]) | more]}
+    return {"models": [_loaded(server) for server in models.servers if server.is_ready]}
 
 
 @router.post("/api/show")
-def show(body: ShowRequest, server: Serving) -> dict[str, Any]:
+def show(body: ShowRequest, server: Named) -> dict[str, Any]:
     """Describe a model."""
-    name, template, facts = check_model(server, body.model), server.engine.chat_template, server.facts()
+    facts = server.facts()
     params = [f"{key:<30} {value}" for key, value in server.options.params.items() if isinstance(value, str | int | float)]
+    template = facts.metadata.get("tokenizer.chat_template", "")
+    if server.has_figures:
+        template = "" if server.engine.chat_template is None else server.engine.chat_template.source
     return {
         "license": str(facts.metadata.get("general.license", "")),
-        "modelfile": f"FROM {name}\n",
+        "modelfile": f"FROM {body.model}\n",
         "parameters": "\n".join(params),
-        "template": "" if template is None else template.source,
+        "template": template,
         "details": _details(server),
         "model_info": dict(facts.metadata) | {"general.parameter_count": facts.n_parameters},
-        "capabilities": _capabilities(server),
+        "capabilities": _capabilities(server) if server.has_figures else ["completion"],
         "modified_at": written(facts.modified_at),
     }
 
 
 def _listed(server: Server, name: str) -> dict[str, Any]:
-    info = server.engine.info
+    facts = server.facts()
     return {
         "name": tagged(name),
         "model": tagged(name),
-        "size": info.n_bytes,
-        "digest": info.digest,
+        "modified_at": written(facts.modified_at),
+        "size": facts.n_bytes,
+        "digest": facts.digest,
         "details": _details(server),
     }
 
 
+def _loaded(server: Server) -> dict[str, Any]:
+    left = _FOREVER if server.idle_s is None else timedelta(seconds=server.idle_s)
+    return _listed(server, server.name) | {
+        "expires_at": written(datetime.now(UTC) + left),
+        "size_vram": 0,
+        "context_length": server.engine.config["n_ctx"],
+    }
+
+
 def _details(server: Server) -> dict[str, Any]:
-    facts, architecture = server.facts(), server.engine.info.architecture
+    facts = server.facts()
     return {
         "parent_model": "",
         "format": "gguf",
-        "family": architecture,
-        "families": [architecture],
+        "family": facts.architecture,
+        "families": [facts.architecture],
         "parameter_size": _short(facts.n_parameters),
         "quantization_level": facts.quant,
     }

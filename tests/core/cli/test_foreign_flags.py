@@ -85,7 +85,7 @@ def test_a_value_that_may_be_missing_is_no_prompt(capsys, words):
         (["--tfs", "0.5"], "--tfs: augury knows no such sampler"),
         (["-cnv"], "-cnv: augury chat holds conversations"),
         (["--offline"], "HF_HUB_OFFLINE=1"),
-        (["--models-dir", "x"], "a server has one model, that of -m; start one for each"),
+        (["--models-dir", "x"], "it is for a server: augury serve"),
         (["--ui"], "it is for a server: augury serve"),
     ],
 )

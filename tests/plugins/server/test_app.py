@@ -20,6 +20,7 @@ from support.servers import serving
 from augury.errors import AuguryError
 from augury.plugins.server import command
 from augury.plugins.server.app import make_app
+from augury.plugins.server.models import Models
 from augury.plugins.server.server import Server, ServerOptions
 
 KEY = {"Authorization": "Bearer two"}
@@ -298,8 +299,8 @@ def test_several_answers_that_do_not_all_find_room_leave_nothing_behind(strict_s
         assert answer.status_code == 200
 
 
-def make_client(server):
-    return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(server)), base_url="http://server")
+def make_client(models):
+    return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(models)), base_url="http://server")
 
 
 def test_while_the_model_loads_the_server_says_how_far_it_is():
@@ -313,17 +314,19 @@ def test_while_the_model_loads_the_server_says_how_far_it_is():
         progress("compiling", 4, 10)
 
     async def ask():
-        async with make_client(server) as client:
-            return [await client.get(path) for path in ("/health", "/v1/models")]
+        models = Models([server])
+        models.start()
+        async with make_client(models) as client:
+            await asyncio.to_thread(is_read.wait)
+            answers = [await client.get(path) for path in ("/health", "/v1/models")]
+        await models.close()  # ends loading at its next step
+        assert (server.is_ready, models.failure) == (False, None)
+        return answers
 
     server = Server(ServerOptions(), load)
-    server.start()
-    is_read.wait()
     for answer in asyncio.run(ask()):
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         assert answer.json()["error"]["progress"] == {"task": "compiling", "done": 3, "total": 10}
-    server.close()  # ends loading at its next step
-    assert (server.is_ready, server.failure) == (False, None)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path):

@@ -11,6 +11,7 @@ from support.drafter_specs import head_specs
 from augury import Engine, Registry
 from augury.plugins.server.app import make_app
 from augury.plugins.server.metrics import Metrics
+from augury.plugins.server.models import Models
 from augury.plugins.server.server import Server, ServerOptions
 
 MODELS = {"llama-dense": head_specs("llama-dense"), "mtp-deepseek2": {"draft-mtp": "draft-mtp"}}
@@ -24,9 +25,10 @@ def test_a_request_names_a_head_and_its_parameters(name):
     path = tiny_model(name) if name == "llama-dense" else agreeing(name)
     how = {"backend": "numba-cpu", "threads": 1, "n_ctx": 192, "spec_type": ";".join(specs.values()), "spec_fixed": True}
     server = Server(ServerOptions(), lambda _: None, metrics=metrics)
+    app = httpx.ASGITransport(make_app(Models([server])))
 
     async def ask():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(server)), base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=app, base_url="http://server") as client:
 
             async def post(speculative):
                 answer = await client.post("/completion", json=ASKED | {"speculative": speculative, "cache_prompt": False})

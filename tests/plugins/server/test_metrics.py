@@ -10,7 +10,7 @@ GREEDY = {"temperature": 0.0}
 
 
 def read(metrics, engine=None):
-    families = text_string_to_metric_families(metrics.text(None if engine is None else engine.stats()).decode())
+    families = text_string_to_metric_families(metrics.text([] if engine is None else [engine.stats()]).decode())
     return {
         (sample.name, *sample.labels.values()): (family.type, sample.value) for family in families for sample in family.samples
     }

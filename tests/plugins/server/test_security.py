@@ -15,6 +15,7 @@ from support.servers import serving
 
 from augury.plugins.server import app as app_module
 from augury.plugins.server.app import make_app
+from augury.plugins.server.models import Models
 from augury.plugins.server.server import Server, ServerOptions
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +25,7 @@ MARK = "Zanzibar-marmalade"
 
 def in_process(options, url="http://server"):
     """A client of an app without a model, which has a route that fails."""
-    app = make_app(Server(options, lambda _: None))
+    app = make_app(Models([Server(options, lambda _: None)]))
     app.add_api_route("/static/fault", lambda: 1 // 0)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url=url)
 

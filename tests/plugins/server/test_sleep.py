@@ -1,19 +1,15 @@
 """A server of few words: it sleeps when nobody asks, tells little, and fills gaps."""
 
 import asyncio
-import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from support.servers import serving
 
-from augury.errors import AuguryError
 from augury.plugins.server.conversation import plan_chat
-from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields
 from augury.plugins.server.server import Server, ServerOptions
-from augury.plugins.server.sleep import Sleep
 from augury.plugins.server.tools import ChatPlan
 
 FIM = ",".join(f"tokenizer.ggml.fim_{name}_token_id=int:{token}" for name, token in (("pre", 11), ("suf", 12), ("mid", 13)))
@@ -99,109 +95,3 @@ def test_reasoning_stays_in_the_content_where_the_flag_says_so():
         asking = {"tools": None, "tool_choice": "auto", "is_parallel": True, "json_schema": None}
         plan, _ = asyncio.run(plan_chat(EngineFields(), server, [], **asking, reasoning=asked))
         assert plan._tags == expected
-
-
-class FakeEngine:
-    """Is closed, and was loaded."""
-
-    load_s = 0.0
-
-    def __init__(self):
-        self.closed = threading.Event()
-
-    def close(self):
-        assert not self.closed.is_set()
-        self.closed.set()
-
-
-def sleeping_server(engines):
-    """A server that sleeps; what it loads next are these engines, or errors."""
-    told = iter([FakeEngine(), *engines])
-
-    def load(_):
-        if isinstance(found := next(told), Exception):
-            raise found
-        return found
-
-    server = Server(ServerOptions(sleep_idle_s=0.01), load)
-    server.wake()
-    server.sleep()
-    return server
-
-
-def test_requests_that_come_together_wake_a_server_once_and_keep_it_awake():
-    engine = FakeEngine()
-    server = sleeping_server([engine])
-
-    async def request(sleep, has_begun, may_end):
-        async with sleep.awake():
-            has_begun.set()
-            await may_end.wait()
-            assert not server.is_sleeping
-
-    async def both():
-        sleep, may_end, begun = Sleep(server, 0.01), asyncio.Event(), [asyncio.Event(), asyncio.Event()]
-        watching = asyncio.create_task(sleep.watch())
-        requests = [asyncio.create_task(request(sleep, each, may_end)) for each in begun]
-        for each in begun:
-            await each.wait()
-        await asyncio.sleep(0.1)  # as long as ten times the idle time; they hold it
-        may_end.set()
-        await asyncio.gather(*requests)
-        assert await asyncio.to_thread(engine.closed.wait, 60)
-        watching.cancel()
-
-    asyncio.run(both())
-
-
-def test_a_server_that_is_asked_all_the_time_does_not_sleep():
-    server = sleeping_server([FakeEngine()])
-
-    async def ask():
-        sleep = Sleep(server, 60.0)
-        async with sleep.awake():
-            pass
-        watching = asyncio.create_task(sleep.watch())
-        await asyncio.sleep(0.2)
-        watching.cancel()
-        return server.is_sleeping
-
-    assert not asyncio.run(ask())
-
-
-def test_a_server_whose_engine_cannot_be_closed_sleeps_and_wakes_with_another(caplog):
-    broken, whole = FakeEngine(), FakeEngine()
-    broken.close = lambda: (_ for _ in ()).throw(RuntimeError("planted"))
-    server = sleeping_server([broken, whole])
-
-    async def ask():
-        sleep = Sleep(server, 0.01)
-        watching = asyncio.create_task(sleep.watch())
-        async with sleep.awake():
-            assert server.engine is broken
-        for _ in range(1000):
-            if server.is_sleeping:
-                break
-            await asyncio.sleep(0.01)
-        async with sleep.awake():
-            assert server.engine is whole
-        assert await asyncio.to_thread(whole.closed.wait, 60)
-        assert not watching.done()
-        watching.cancel()
-
-    asyncio.run(ask())
-    assert "the model could not be unloaded cleanly" in caplog.text
-
-
-@pytest.mark.sample(0)
-def test_a_model_that_cannot_be_loaded_again_ends_the_server():
-    server, is_read = sleeping_server([AuguryError("the file has gone")]), []
-    server.on_failure = lambda: is_read.append(True)
-
-    async def ask():
-        async with Sleep(server, 1.0).awake():
-            pytest.fail("it does not wake")
-
-    with pytest.raises(RequestError, match="cannot be loaded again") as refused:
-        asyncio.run(ask())
-    assert (refused.value.status_code, is_read, str(server.failure)) == (500, [True], "the file has gone")

@@ -67,7 +67,7 @@ def test_a_conversation_without_messages_loads_the_model(ollama_client):
         (
             {"model": "other", "messages": MESSAGES},
             404,
-            "model 'other' not found; this server has smollm2:latest, small:latest",
+            "model 'other' not found; this server has smollm2, small",
         ),
         ({"messages": MESSAGES}, 400, "model is missing"),
         ({"model": "small", "messages": [{"role": "user", "images": ["aGk="]}]}, 400, "images has 1 items, expected at most 0"),

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from augury.plugins.server.app import make_app
+from augury.plugins.server.models import Models
 from augury.plugins.server.page import routes
 from augury.plugins.server.server import Server, ServerOptions
 
@@ -17,7 +18,7 @@ FILES = sorted(path.name for path in STATIC.iterdir())
 
 def get(*paths, **options):
     async def ask():
-        app = make_app(Server(ServerOptions(api_keys=("key",), **options), lambda _: None))
+        app = make_app(Models([Server(ServerOptions(api_keys=("key",), **options), lambda _: None)]))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
             return [await client.get(path) for path in paths]
 

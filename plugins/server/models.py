@@ -1,0 +1,280 @@
+"""The models of a server: requests load them, and those that nobody asks for make room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import Depends
+from starlette.requests import Request
+
+from augury.cli import say
+from augury.errors import AuguryError, CapacityError
+from augury.log import get_logger
+from augury.memory_limit import n_bytes_of_machine
+from augury.plugins.server.errors import RequestError, as_request_error
+from augury.plugins.server.generation import disconnect, too_long
+from augury.plugins.server.server import LoadingProgress, Server
+
+_N_SHOWN = 100  # characters of a name
+_ENDING = "the server ends"
+
+
+class Models:
+    """Loads models for requests, and closes those that are idle: to make room, or after a time. Used on the event loop.
+
+    Models are loaded one after the other, in the order in which they were asked for. One for which there is no room waits until
+    enough of the others have no requests; that which has had none for longest is unloaded first.
+
+    Attributes:
+        servers: The models; a request that names none is for the first.
+        url: Where the server listens.
+        failure: Why the server ends: its only model cannot be loaded.
+        on_failure: Called then.
+    """
+
+    def __init__(self, servers: Sequence[Server], *, n_most: int = 1, is_lazy: bool = False, is_strict: bool = False) -> None:
+        """Serve these models.
+
+        Args:
+            servers: At least one.
+            n_most: So many of them at a time.
+            is_lazy: Whether the first is loaded when it is asked for, and not when the server starts.
+            is_strict: Whether unknown names are refused where there is one model, too.
+        """
+        self.servers, self.n_most, self.options, self._is_lazy = servers, n_most, servers[0].options, is_lazy
+        self.url = ""
+        self.on_failure: Callable[[], object] = lambda: None
+        self.failure: AuguryError | None = None
+        self._is_strict = is_strict or self.are_several
+        self._starting = None if is_lazy or self.are_several else servers[0]  # whoever asks for it is told how far it is
+        self._changing = asyncio.Lock()  # held while an engine is loaded or closed; whoever asks first has it first
+        self._queued = set[Server]()  # those for which that lock, or room, is waited for
+        self._is_freed = asyncio.Event()
+        self._is_ending = False
+        self._tasks = set[asyncio.Task[None]]()
+        for server in servers:
+            server.idle_s = server.options.sleep_idle_s
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is more than one model."""
+        return len(self.servers) > 1
+
+    @property
+    def names(self) -> list[str]:
+        """All names of all models."""
+        return [name for server in self.servers for name in server.options.names]
+
+    def check_started(self) -> None:
+        """Raises RequestError while the only model is loaded for the first time."""
+        if self._starting is not None and not self._starting.is_ready:
+            _ = self._starting.engine
+
+    def find(self, name: object, *, is_strict: bool = False) -> Server:
+        """The model of a name; a server of one model answers to any.
+
+        Raises:
+            RequestError: There is no such model, or the only one is loaded for the first time.
+        """
+        self.check_started()
+        if not isinstance(name, str):
+            return self.servers[0]
+        wanted = {name, name.removesuffix(":latest")}  # as Ollama's clients call a model without a tag
+        found = next((server for server in self.servers if wanted & {*server.options.names}), None)
+        if found is None and (self._is_strict or is_strict):
+            message = f"model {name[:_N_SHOWN]!r} not found; this server has {', '.join(self.names)}"
+            raise RequestError(404, message, param="model", code="model_not_found")
+        return found or self.servers[0]
+
+    def start(self) -> None:
+        """Say what is served, and begin to load the first model."""
+        names = ", ".join(server.name for server in self.servers)
+        say(f"augury listens on {self.url} and {'serves' if self.are_several else 'loads'} {names}")
+        if not self._is_lazy:
+            self.load(self.servers[0])
+
+    def load(self, server: Server) -> None:
+        """Begin to load a model that nobody waits for."""
+
+        async def load() -> None:
+            with self._held(server), suppress(RequestError):
+                if not server.is_ready:
+                    await self._loading(server)
+
+        self._spawn(load())
+
+    def unload(self, server: Server) -> None:
+        """Close a model's engine as soon as it has no requests."""
+        server.idle_s = 0.0
+        if not server.n_requests:
+            self._watch(server)
+
+    @asynccontextmanager
+    async def using(self, server: Server, http: Request) -> AsyncIterator[Server]:
+        """Keep a model loaded for a request, and wait for it if it has to be loaded.
+
+        Raises:
+            RequestError: It cannot be loaded, or the time is up.
+        """
+        with self._held(server):
+            server.idle_s = server.options.sleep_idle_s
+            if not server.is_ready:
+                await self._wait_for(server, http)
+            yield server
+
+    async def end_requests(self) -> None:
+        """Cancel running requests: each client is told that the server ends."""
+        self._is_ending = True
+        self._is_freed.set()
+        for server in self.servers:
+            server.progress.is_stopped = True
+        for server in self.servers:
+            if server.is_ready:
+                await to_thread.run_sync(server.engine.close)
+
+    async def close(self) -> None:
+        """Stop loading, or close all engines, which cancels running requests."""
+        await self.end_requests()
+        for server in self.servers:
+            if server.timer is not None:
+                server.timer.cancel()
+            if server.loading is not None:
+                await asyncio.wait([server.loading])
+            if server.is_ready:
+                await self._close(server)
+
+    @contextmanager
+    def _held(self, server: Server) -> Iterator[None]:
+        """Count a request, and let the idle time begin when it was the last."""
+        server.n_requests += 1
+        if server.timer is not None:
+            server.timer.cancel()
+        try:
+            yield
+        finally:
+            server.n_requests -= 1
+            if not server.n_requests:
+                server.idle_since = asyncio.get_running_loop().time()
+                self._is_freed.set()
+                self._watch(server)
+
+    def _watch(self, server: Server) -> None:
+        """Close an idle engine when its time is over."""
+        if server.idle_s is not None and server.is_ready:
+            close = partial(self._close_idle, server, server.idle_since)
+            server.timer = asyncio.get_running_loop().call_later(server.idle_s, lambda: self._spawn(close()))
+
+    async def _close_idle(self, server: Server, since: float) -> None:
+        async with self._changing:
+            if server.is_ready and not server.n_requests and server.idle_since == since:
+                await self._close(server, is_sleeping=bool(server.idle_s))
+
+    async def _wait_for(self, server: Server, http: Request) -> None:
+        """Wait until a model is loaded; where its last client leaves before it has room, it is not."""
+        loading, leaving = self._loading(server), asyncio.create_task(disconnect(http))
+        try:
+            await asyncio.wait((loading, leaving), timeout=self.options.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                raise too_long(self.options.timeout_s)  # or nobody reads this
+            loading.result()
+        finally:
+            leaving.cancel()
+            if server.n_requests == 1 and server in self._queued:
+                loading.cancel()
+                server.loading = None
+
+    def _loading(self, server: Server) -> asyncio.Task[None]:
+        """The task that loads a model, for all who wait for it."""
+        if server.loading is None:
+            server.progress = LoadingProgress()
+            server.loading = asyncio.create_task(self._open(server))
+            server.loading.add_done_callback(partial(_end_loading, server))
+        return server.loading
+
+    async def _open(self, server: Server) -> None:
+        try:
+            server.n_bytes = await to_thread.run_sync(server.measure, server.progress)
+            self._queued.add(server)
+            async with self._changing:
+                await self._make_room(server)
+                self._queued.discard(server)
+                await to_thread.run_sync(server.open)
+            self._starting = None
+        except RequestError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of a plugin, perhaps; told in the log
+            raise self._failed(server, error) from None
+        finally:
+            self._queued.discard(server)
+
+    def _failed(self, server: Server, error: Exception) -> RequestError:
+        """What clients are told where a model could not be loaded; without another model the server ends."""
+        if self._is_ending:
+            return RequestError(503, _ENDING)
+        server.failure = error if isinstance(error, AuguryError) else AuguryError(f"{type(error).__name__}: {error}")
+        if not self.are_several:
+            self.failure = server.failure
+            self.on_failure()
+        else:
+            say(f"{server.name} cannot be loaded: {server.failure}")
+        if isinstance(error, CapacityError):
+            return as_request_error(error)
+        return RequestError(500, f"{server.name} cannot be loaded; the server's log says why")
+
+    async def _make_room(self, server: Server) -> None:
+        """Unload idle models until a further one may be loaded.
+
+        Raises:
+            RequestError: It would not fit alone, or the server ends.
+        """
+        n_there = n_bytes_of_machine()
+        if server.n_bytes > n_there:
+            sizes = f"{server.n_bytes / 2**30:.2f} GiB with its context, this machine has {n_there / 2**30:.2f} GiB"
+            raise RequestError(503, f"{server.name} needs {sizes}; give it a smaller context (-c) or fewer slots (-np)")
+        while not self._is_ending:
+            held = [each for each in self.servers if each.is_ready]
+            if len(held) < self.n_most and sum(each.n_bytes for each in (*held, server)) <= n_there:
+                return
+            self._is_freed.clear()
+            if idle := [each for each in held if not each.n_requests]:
+                await self._close(min(idle, key=lambda each: each.idle_since))
+            else:
+                await self._is_freed.wait()
+        raise RequestError(503, _ENDING)
+
+    async def _close(self, server: Server, *, is_sleeping: bool = False) -> None:
+        """Close an engine to which nobody has a request. Where that fails, it is not used again either."""
+        engine = server.take_engine(is_sleeping=is_sleeping)
+        try:
+            await to_thread.run_sync(engine.close)
+        except Exception as error:  # noqa: BLE001 - of a plugin; the next request does without the plugin's leftovers
+            message = f"{type(error).__name__}: {error}"
+            get_logger("augury.server").error("the model could not be unloaded cleanly", error=message)
+        if not self._is_ending:
+            say(f"{server.name} {'sleeps' if is_sleeping else 'is unloaded'}")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the loop alone would not keep it
+        task.add_done_callback(self._tasks.discard)
+
+
+def _end_loading(server: Server, task: asyncio.Task[None]) -> None:
+    if server.loading is task:
+        server.loading = None
+    if not task.cancelled():
+        task.exception()  # it was told to those who waited, of whom there may be none
+
+
+async def _models_of(request: Request) -> Models:
+    request.app.state.models.check_started()
+    return request.app.state.models
+
+
+AllModels = Annotated[Models, Depends(_models_of)]
+"""The models of the server, as soon as it has started."""

@@ -1,0 +1,122 @@
+"""The process around the app: its sockets, its log, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from augury.cli import configure_logging, say
+from augury.errors import AuguryError, OptionError
+from augury.plugins.server.app import make_app
+from augury.plugins.server.connection import Connection
+from augury.plugins.server.models import Models
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_BACKLOG = 1024  # clients that the system lets wait
+_N_ACCEPTED = 4  # of them at once: asyncio accepts as many as wait before the first is told that there are too many
+_LAST_WORDS_S = 2.0  # for telling a client that its time is over
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens, before a model is loaded for nothing.
+
+    Raises:
+        AuguryError: The address is taken, or none of this machine's.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise AuguryError(f"cannot listen on {host} port {port}: {error}; choose another with --host and --port") from None
+
+
+def _log_requests(verbosity: int) -> None:
+    """Let uvicorn log as augury does: each request by its method, path and status, never by its content."""
+    configure_logging(verbosity=verbosity)
+    ours, theirs = logging.getLogger("augury"), logging.getLogger("uvicorn")
+    theirs.handlers[:], theirs.propagate = ours.handlers, False
+    theirs.setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+
+
+def _process(models: Models, config: uvicorn.Config) -> uvicorn.Server:
+    """uvicorn's, which would cut off running requests at the end of the shutdown's time without a word to clients."""
+
+    class Process(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            for listener in sockets or ():
+                listener.listen(_BACKLOG)
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.should_exit:
+                is_hurried.set()
+            else:
+                super().handle_exit(sig, frame)
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            ending = asyncio.create_task(self._end_requests())
+            await super().shutdown(sockets)
+            ending.cancel()
+
+        async def _end_requests(self) -> None:
+            """End what still runs when its time is over, or at a second signal."""
+            with suppress(TimeoutError):
+                await asyncio.wait_for(is_hurried.wait(), models.options.shutdown_timeout_s)
+            ending = (models.end_requests(), asyncio.sleep(_LAST_WORDS_S))  # the first may take as long as a round
+            await asyncio.wait([*map(asyncio.create_task, ending)], timeout=_LAST_WORDS_S)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+
+    is_hurried = asyncio.Event()
+    return Process(config)
+
+
+def serve(models: Models, listeners: list[socket.socket], *, verbosity: int) -> None:
+    """Serve until a signal says to end."""
+    _log_requests(verbosity)
+    options = models.options
+    config = uvicorn.Config(
+        make_app(models),
+        http=partial(  # type: ignore[arg-type] # of h11
+            # the app answers late requests while it reads; a client that goes on after an answer is cut off
+            Connection,
+            head_s=options.patience_s,
+            body_s=options.body_s + _LAST_WORDS_S,
+            read_s=options.timeout_s,
+        ),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=verbosity > 0,
+        server_header=False,
+        ssl_keyfile=options.ssl_key_file,
+        ssl_certfile=options.ssl_cert_file,
+        backlog=_N_ACCEPTED,
+    )
+    try:
+        config.load()
+    except ssl.SSLError as error:
+        files = f"--ssl-cert-file {options.ssl_cert_file} and --ssl-key-file {options.ssl_key_file}"
+        raise OptionError(f"{files} are not a certificate and its private key, as PEM: {error.reason or error}") from None
+    process = _process(models, config)
+    scheme = "https" if config.is_ssl else "http"
+    addresses = [listener.getsockname()[:2] for listener in listeners]
+    models.url = " and ".join(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in addresses)
+    models.on_failure = lambda: setattr(process, "should_exit", True)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as after `nohup`; uvicorn takes care of the other two
+        signal.signal(signal.SIGHUP, process.handle_exit)
+    with suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal once more when all is done
+        process.run(sockets=listeners)
+    if models.failure is None:
+        say("the server has ended")

@@ -1,0 +1,121 @@
+"""Which models a server has, and with which flags: typed ones, those of a file, and environment variables."""
+
+import pytest
+from oracles.models import tiny_model
+
+from augury.cli.command_line import make_parser
+from augury.errors import AuguryError, ModelFileError, OptionError
+from augury.plugins.server.config import models_of
+from augury.registry import Registry
+
+REGISTRY = Registry.discover()
+
+
+@pytest.fixture
+def served(tmp_path):
+    """What a command line comes to, with a file of flags if one is given."""
+
+    def serve(*words, config=None):
+        if config is not None:
+            (tmp_path / "config.toml").write_text(config)
+            words = (*words, "--config", str(tmp_path / "config.toml"))
+        args = make_parser(REGISTRY, ["serve", *words]).parse_args(["serve", *words])
+        return models_of(args.run.args[0], args)
+
+    return serve
+
+
+def models(found):
+    return {model.names: model.args for model in found[1]}
+
+
+def flag(args, name):
+    return [value for ((_, field),), value, _ in args.server_flags if field == name][-1]
+
+
+def test_each_model_that_is_typed_is_served_by_its_name(served):
+    assert [*models(served())] == [("smollm2",)]
+    assert [*models(served("smollm2", "--alias", "a,b"))] == [("a", "b")]
+    dense, other = str(tiny_model("llama-dense")), str(tiny_model("qwen2-dense"))
+    found = models(served("-m", dense, "-m", other, "-c", "64"))
+    assert [*found] == [("llama-dense",), ("qwen2-dense",)]
+    assert {args.ctx_size for args in found.values()} == {64}
+
+
+def test_a_file_gives_each_model_its_flags_and_typed_ones_come_first(served, monkeypatch):
+    monkeypatch.setenv("AUGURY_TEMP", "0.5")
+    monkeypatch.setenv("AUGURY_TOP_K", "7")
+    monkeypatch.setenv("AUGURY_METRICS", "on")
+    monkeypatch.setenv("AUGURY_PLUGINS", "none of ours")
+    config = f"""
+    temp = 0.25
+    ctx-size = 64
+    port = 0
+    [models.a]
+    model = "{tiny_model("llama-dense")}"
+    alias = ["small", "tiny"]
+    temp = 0.75
+    stop = ["x,y", "z"]
+    ignore-eos = true
+    [models.smollm2]
+    c = 32
+    spec_type = "none"
+    """
+    base, found = served("-np", "3", "-m", "smollm2", config=config)
+    assert [model.names for model in found] == [("smollm2",), ("a", "small", "tiny")]  # the one that is typed is the first
+    other, own = (model.args for model in found)
+    assert (own.temperature, own.ctx_size, own.parallel, own.top_k, own.stop) == (0.75, 64, 3, 7, ["x,y", "z"])
+    assert (other.temperature, other.ctx_size, other.spec_type, other.stop) == (0.25, 32, ["none"], [])
+    assert (own.ignore_eos, other.ignore_eos) == (True, False)
+    assert (flag(base, "port"), flag(base, "metrics")) == (0, True)
+    assert models(served("-c", "16", "-m", "smollm2", config=config))["smollm2",].ctx_size == 16
+
+
+def test_a_folder_is_served_by_the_names_of_its_files(served, tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("b", "a", "mmproj-a", "sub/c-00001-of-00002", "sub/c-00002-of-00002"):
+        (tmp_path / f"{name}.gguf").touch()
+    found = models(served("--models-dir", str(tmp_path)))
+    assert [*found] == [("a",), ("b",), ("c-00001-of-00002",)]
+    assert found["a",].model == str(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("ctx-siz = 4", "there is no key 'ctx-siz'; did you mean 'ctx-size'?"),
+        ("zzzzzz = 4", "there is no key 'zzzzzz'; augury serve --help-all lists the flags"),
+        ('[models.a]\nmodle = "x"', r"\[models.a\]: there is no key 'modle'; did you mean 'model'?"),
+        ('[models.a]\nc = "x"', "-c is 'x', expected a whole number of at least 0"),
+        ("[models.a]\nport = 1", r"\[models.a\]: --port holds for all models; give it above the tables"),
+        ("ignore-eos = 1", "ignore-eos is 1, expected true or false"),
+        ("[temp]\na = 1", "temp is a table, expected a value"),
+        ("models = 3", "models is no table of tables"),
+        ("x", "is not TOML"),
+        ('alias = "x"\n[models.smollm2]\n[models.b]\nmodel = "smollm2"', "--alias names one model, and there are 2"),
+    ],
+)
+def test_a_key_that_means_nothing_is_refused_by_its_name(served, config, told):
+    with pytest.raises(OptionError, match=told.replace("?", r"\?")):
+        served(config=config)
+
+
+def test_an_environment_variable_that_is_almost_a_flag_is_refused(served, monkeypatch):
+    monkeypatch.setenv("AUGURY_CTX_SIZ", "4")
+    with pytest.raises(OptionError, match="there is no environment variable AUGURY_CTX_SIZ; did you mean 'AUGURY_CTX_SIZE'"):
+        served()
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("-m", "smollm2", "-m", "missing.gguf"), ModelFileError),
+        (("-m", "smollm2", "-m", "nobody-knows"), ModelFileError),
+        (("--config", "missing.toml"), OptionError),
+        (("--models-dir", "missing"), OptionError),
+    ],
+)
+def test_what_is_not_there_is_told_before_the_server_listens(served, words, kind):
+    with pytest.raises(AuguryError, match=r"missing|nobody-knows") as refused:
+        served(*words)
+    assert refused.type is kind

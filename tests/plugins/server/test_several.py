@@ -1,0 +1,97 @@
+"""A server of several models, as a process: each answers by its name, and none holds up another."""
+
+import time
+
+import httpx
+import pytest
+from oracles.models import tiny_model
+from support.servers import serving
+
+SHORT = {"prompt": [1, 2, 3], "n_predict": 4, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory):
+    """Two tiny models and a file that is damaged."""
+    damaged = tmp_path_factory.mktemp("models") / "damaged.gguf"
+    damaged.write_bytes(b"GGUF, but no more")
+    words = "--backend reference -t 1 -c 4096 -np 1 --metrics --spec-type none"
+    models = [word for name in ("llama-dense", "qwen2-dense") for word in ("-m", tiny_model(name))]
+    with serving(*words.split(), *models, "--models-dir", damaged.parent) as found:
+        yield found
+
+
+def completed(router, model, **fields):
+    answer = router.client.post("/completion", json={**SHORT, "model": model, **fields})
+    return answer.status_code, answer.json()
+
+
+def states(router):
+    return {each["id"]: each["status"]["value"] for each in router.client.get("/v1/models").json()["data"]}
+
+
+def test_each_model_answers_by_its_name_and_the_first_to_requests_that_name_none(router):
+    assert states(router) == {"llama-dense": "loaded", "qwen2-dense": "unloaded", "damaged": "unloaded"}
+    found = {name: completed(router, name)[1] for name in ("llama-dense", "qwen2-dense", None)}
+    assert [each["model"] for each in found.values()] == ["llama-dense", "qwen2-dense", "llama-dense"]
+    assert found["llama-dense"]["tokens"] == found[None]["tokens"]
+    assert states(router)["qwen2-dense"] == "loaded"
+    assert router.client.get("/props", params={"model": "qwen2-dense"}).json()["model_path"] == "qwen2-dense.gguf"
+    assert "augury:requests_total 3.0" in router.client.get("/metrics").text  # of all models
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [1], "model": "nobody"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "model": "nobody"}),
+        ("/api/generate", {"prompt": "a", "model": "nobody"}),
+    ],
+)
+def test_an_unknown_model_is_not_found_and_the_known_ones_are_named(router, path, body):
+    answer = router.client.post(path, json=body)
+    assert answer.status_code == 404
+    assert "model 'nobody' not found; this server has llama-dense, qwen2-dense, damaged" in answer.text
+
+
+def test_a_stream_goes_on_while_other_models_load_read_prompts_and_fail(router):
+    router.client.post("/models/unload", json={"model": "qwen2-dense"})
+    with router.client.stream("POST", "/completion", json=SHORT | {"n_predict": 4000, "stream": True}) as stream:
+        next(lines := stream.iter_lines())  # which is kept: the connection ends with it
+        with httpx.Client(base_url=router.url, timeout=300) as other:
+
+            def n_decoded():
+                (slot,) = other.get("/slots").json()  # of the first model
+                assert slot["is_processing"]
+                return slot["next_token"][0]["n_decoded"]
+
+            n = n_decoded()
+            for model, status in (("damaged", 500), ("qwen2-dense", 200), ("qwen2-dense", 200)):
+                asked = SHORT | {"model": model, "prompt": [1, 2, 3] * 50, "cache_prompt": False}
+                assert other.post("/completion", json=asked).status_code == status
+                assert n_decoded() > n
+                n = n_decoded()
+        lines.close()
+    assert states(router) == {"llama-dense": "loaded", "qwen2-dense": "loaded", "damaged": "unloaded"}
+    assert router.client.get("/models").json()["data"][2]["status"] == {"value": "unloaded", "failed": True}
+    assert "damaged cannot be loaded: " in router.output
+
+
+def test_ollama_s_clients_say_how_long_a_model_stays_loaded(router):
+    def loaded():
+        return [each["model"] for each in router.client.get("/api/ps").json()["models"]]
+
+    def generate(**fields):
+        answer = router.client.post("/api/generate", json={"model": "qwen2-dense:latest", **fields})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["done_reason"]
+
+    assert generate(keep_alive="5m") == "load"
+    assert "qwen2-dense:latest" in loaded()
+    assert generate(keep_alive=0) == "unload"
+    end = time.monotonic() + 60
+    while "qwen2-dense:latest" in loaded():
+        assert time.monotonic() < end
+    assert generate(keep_alive=0) == "unload"
+    assert "qwen2-dense:latest" not in loaded()  # it was not loaded to be unloaded
+    assert router.client.post("/api/chat", json={"model": "llama-dense", "keep_alive": "soon"}).status_code == 400
