@@ -9,10 +9,13 @@ from support.toys import ScriptedDrafter, planner_of, toy_engine
 
 from augury.engine.loop import Loop
 from augury.speculation.costs import PassCosts, PassTime
+from augury.testing.toy_model import ToyModel
 
 ARITHMETIC = {
     f"augury.speculation.{name}" for name in ("planner", "best_nodes", "joint_tree", "chances", "costs", "verification")
 }
+
+SECTION = (ROOT / "docs" / "architecture.md").read_text().split("\n## One round\n")[1].split("\n## ")[0]
 
 
 def function_of(frame, properties):
@@ -73,8 +76,7 @@ def traced(monkeypatch):
 
 def drawn():
     """The steps of docs/architecture.md: how deep each stands, its name, and its file."""
-    section = (ROOT / "docs" / "architecture.md").read_text().split("\n## One round\n")[1].split("```")[1]
-    for line in section.strip("\n").splitlines():
+    for line in SECTION.split("```")[1].strip("\n").splitlines():
         yield (len(line) - len(line.lstrip())) // 2, *line.split()[:2]
 
 
@@ -103,3 +105,11 @@ def test_a_round_without_drafters_leads_through_no_function_of_speculation(trace
     with toy_engine() as engine:
         engine.generate([1, 2, 3], max_tokens=8, temperature=0.0)
     assert [name for name in traced[3][0] if name[0].startswith("augury.speculation.")] == []
+
+
+def test_the_page_s_round_of_a_dozen_lines_decodes_what_plain_rounds_do():
+    names = {}
+    exec(SECTION.split("```python\n")[1].split("```")[0], names)
+    text, model = names["text"].tolist(), names["model"]
+    assert text[6:] == ToyModel(period=3).plain(text[:6], len(text) - 6)
+    assert len(model.batches) < len(text) - 6, "some drafts were accepted"

@@ -4,6 +4,8 @@ import inspect
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
+from oracles import best_nodes as oracle
 from oracles.chances import distribution
 from oracles.drawn_drafts import Text, distance, verified
 from oracles.planner_scenarios import request_of, slot_of
@@ -140,3 +142,28 @@ def test_a_choice_by_what_was_drawn_emits_something_else(fault):
     assert source.count(before) == 1
     exec(source.replace(before, after), names)
     assert any(distance(*outcomes(seed, choose=names["best_nodes"], **how)) > 1e-3 for seed in range(6))
+
+
+@st.composite
+def slots_of_lookups_and_others(draw):
+    """Slots with trees of a lookup, a certain drafter and a costly one, of any budget and limit."""
+    slots = []
+    for _ in range(draw(st.integers(1, 3))):
+        request = request_of(planner_of(COSTS, False, False, True, is_certain=(False, True, False)))
+        request.budget.seconds = draw(st.floats(-0.5, 4.0))
+        drafts = {}
+        for drafter in range(3):
+            tokens = draw(st.lists(st.integers(0, 2), max_size=5))
+            drafts[drafter] = Draft(tokens, [draw(st.integers(-1, i - 1)) for i in range(len(tokens))])
+            request.every[drafter].spent_s = draw(st.sampled_from([0.0, 0.3]))
+        slot = slot_of(request, drafts, draw(st.integers(1, 6)), draw(st.integers(1, 3)))
+        slot.tree.chances = [draw(st.floats(0.0, 1.0)) for _ in slot.tree.chances]
+        slots.append(slot)
+    return slots
+
+
+@given(slots=slots_of_lookups_and_others(), curve=st.sampled_from([*CURVES]), replays_accepted=st.booleans())
+def test_the_choice_is_that_of_going_node_by_node(slots, curve, replays_accepted):
+    known = PassCurve(CURVES[curve], [0.9 * seconds for seconds in CURVES[curve]])
+    found = best_nodes(slots, known, replays_accepted=replays_accepted)
+    assert found == oracle.best_nodes(slots, known, replays_accepted=replays_accepted)
