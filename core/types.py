@@ -15,6 +15,7 @@ from augury.model_info import ModelInfo
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
+    from augury.receipt import Receipt
 
 __all__ = [
     "CACHE_BLOCK",
@@ -377,6 +378,7 @@ class Result:
     pieces: tuple[Token, ...] = field(default=(), repr=False)
     prompt: tuple[int, ...] | None = None  # its tokens, with `echo`
     prompt_text: str | None = None  # the text that was given, or that of the tokens, control tokens included; with `echo`
+    receipt: Receipt | None = field(default=None, repr=False)  # with `receipt`
 
     @property
     def id(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.text_file import check_writable
 from augury.cli.token_writer import TokenWriter
 from augury.errors import AuguryError, OptionError
+from augury.files.atomic_file import write_atomically
 from augury.registry import Registry
 from augury.types import Result, TokenLogprob
 
@@ -38,6 +40,12 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_sampling_flags(parser, registry)
     parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
     parser.add_argument("--echo", action="store_true", help="with --json: tell each prompt's tokens and text beside its answer")
+    parser.add_argument(
+        "--receipt",
+        type=Path,
+        metavar="FILE",
+        help="write a receipt of each text there, by which augury verify can check that the model wrote it",
+    )
     parser.add_argument("--stats", action="store_true", help="colour tokens by who proposed them, and show drafting figures")
     parser.add_argument(
         "--prompt-cache",
@@ -51,7 +59,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 
 def _run(args: argparse.Namespace) -> int:
-    params = request_params(args) | {"echo": args.echo}
+    params = request_params(args) | {"echo": args.echo, "receipt": args.receipt is not None}
     if args.echo and not args.json:
         raise OptionError("--echo tells prompts beside their answers in JSON; add --json")
     prompts = [_with_kwargs(prompt, args.chat_template_kwargs) for prompt in read_prompts(args)]
@@ -60,8 +68,9 @@ def _run(args: argparse.Namespace) -> int:
     cache: Path | None = args.prompt_cache
     if cache is not None and (len(prompts), args.parallel) != (1, 1):
         raise OptionError("--prompt-cache is for one prompt and one sequence; run several one by one, without -np")
-    if cache is not None and not args.prompt_cache_ro:
-        check_writable(cache, "--prompt-cache")
+    for path, flag in ((None if args.prompt_cache_ro else cache, "--prompt-cache"), (args.receipt, "--receipt")):
+        if path is not None:
+            check_writable(path, flag)
     warn_of_synthetic(args)
     template = template_of(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
@@ -84,8 +93,16 @@ def _run(args: argparse.Namespace) -> int:
                 _print_failure(prompt, error, args)
         if cache is not None and not args.prompt_cache_ro and results:
             engine.save_slot(0, cache)
+    _write_receipts(args.receipt, results)
     _print_stats(engine, writer, results, args)
     return 0 if len(results) == len(prompts) else AuguryError.exit_code
+
+
+def _write_receipts(path: Path | None, results: Sequence[Result]) -> None:
+    """Write a line for each text."""
+    if path is not None:
+        lines = [json.dumps(result.receipt.as_json()) for result in results if result.receipt is not None]
+        write_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
 def _print_stats(engine: Engine, writer: TokenWriter, results: Sequence[Result], args: argparse.Namespace) -> None:

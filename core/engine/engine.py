@@ -20,6 +20,7 @@ from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.evaluation import Evaluations
 from augury.engine.loop import Loop
+from augury.engine.receipts import Receipts
 from augury.engine.request import Request, checked_tokens, is_several, make_request
 from augury.engine.running import Running, Stream
 from augury.engine.sequence import RunningSequence
@@ -46,7 +47,7 @@ Prompt = str | Sequence[int] | np.ndarray | ChatPrompt
 Message = Mapping[str, Any]
 
 
-class Engine(Evaluations):
+class Engine(Evaluations, Receipts):
     """A target model with its drafters, slots and memory. Made by `Engine.load`; close it, or use it in a `with` statement.
 
     Attributes:
@@ -205,9 +206,8 @@ class Engine(Evaluations):
             target, first_layers = context.model, EngineTarget(context)
             sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [session.make_drafters(chosen, made) for session in sessions]
-            replays = context.memory.replays_accepted
-            has_none = spec_fixed or draft_max == 0
-            planner = None if has_none else planner_for(target, chains[0], draft_max, replays_accepted=replays)
+            how = {"replays_accepted": context.memory.replays_accepted}
+            planner = None if spec_fixed or draft_max == 0 else planner_for(target, chains[0], draft_max, **how)
             loader.close_files()
             config: dict[str, Any] = {"model": str(model), "backend": loader.backends[0].title, "memory": context.memory.name}
             config |= {**attrs.asdict(options), "threads": target.n_threads, "isa": target.isa, "spec_type": str(speculation)}
@@ -219,11 +219,11 @@ class Engine(Evaluations):
                 template=template,
                 speculation=speculation,
                 planner=planner,
-                config=config | {"speculative": speculation.effective()},
+                config=config | {"speculative": speculation.effective(), "override_kv": dict(override_kv or {})},
                 observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
                 max_queue=max_queue,
             )
-            engine.load_s = perf_counter() - start
+            engine._files, engine.load_s = (file.paths, file.identity), perf_counter() - start
             return engine
 
     @overload
@@ -261,9 +261,9 @@ class Engine(Evaluations):
             AuguryError: The engine is closed, or was loaded before this process was forked off.
         """
         self._worker.check_queue()  # before a template is rendered for nothing
+        params = self._with_receipt(params)
         tokens = self._tokens(prompt, messages, tools=tools, kwargs=chat_template_kwargs)
-        text = prompt if isinstance(prompt, str) else None
-        runnings, prompt_owner = list[Running](), None
+        runnings, text, prompt_owner = list[Running](), prompt if isinstance(prompt, str) else None, None
         try:
             for request in self._requests(tokens, params, 1 if n is None else check_count("n", n), text):
                 channel = Channel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import reprlib
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,6 +88,7 @@ class Request:
     prediction: np.ndarray | None = None  # (m,) int32: the expected answer, to draft from
     stop_token_ids: frozenset[int] = frozenset()  # end tokens beside the model's
     prompt_text: str | None = None  # the part of the prompt's text that the result has
+    receipt: Mapping[str, Any] | None = None  # the fields of a `Receipt` that are known before; None: none is asked for
 
     id: str = _given(_checked_id)  # by which results, logs and observers name it; several may have the same
     max_tokens: int | None = _given(_checked_limit)  # None or, as callers may write, -1: until an end token or a full context
@@ -112,7 +114,7 @@ class Request:
 
 _OF_SAMPLING = attrs.fields_dict(SamplingParams)
 _GIVEN = {each.name for each in attrs.fields(Request) if each.converter is not None}
-_KNOWN = {*_OF_SAMPLING, *_GIVEN, "constraint", "prediction", "stop_token_ids", "speculative"}
+_KNOWN = {*_OF_SAMPLING, *_GIVEN, "constraint", "prediction", "receipt", "stop_token_ids", "speculative"}
 _OF_TEMPLATES = {"messages", "tools", "chat_template_kwargs"}  # which the engine takes
 
 
@@ -177,13 +179,26 @@ def make_request(
         raise OptionError("synthetic acceptance emits tokens that a constraint forbids; leave one of the two out")
     if "infill" in sampling.samplers and tokenizer is None:
         raise UnsupportedError("sampler infill looks at texts, but this model has no tokenizer that augury can read")
+    receipt = rest.pop("receipt", None)
+    if receipt is not None:
+        if speculation.rule.depends_on_draft or isinstance(speculation.rule, Synthetic):
+            raise OptionError(
+                "a receipt is of tokens that depend on no drafts; leave it out, or the acceptance that is not exact"
+            )
+        sampling = sampling if sampling.seed is not None else attrs.evolve(sampling, seed=secrets.randbits(63))
     ends = _token_ids(rest.pop("stop_token_ids", None), "stop_token_ids", n_vocab)
     if unknown := [key for key in rest if key not in _GIVEN]:
         keywords = {each.keyword for each in registry.constraints.values() if each.keyword is not None}
         known = _KNOWN | _OF_TEMPLATES | keywords
         listed = known if similar(unknown[0], known) else known - {"logits_processors", "on_prompt"}  # which JSON cannot say
         raise OptionError(f"there is no parameter {unknown[0]!r}{nearest(unknown[0], listed)}")
-    made: dict[str, Any] = {**drafts_from, "sampling": sampling, "speculation": speculation, "stop_token_ids": ends}
+    made: dict[str, Any] = {
+        **drafts_from,
+        "sampling": sampling,
+        "speculation": speculation,
+        "stop_token_ids": ends,
+        "receipt": receipt,
+    }
     request = Request(prompt=prompt, **made, **rest)
     if request.stop and tokenizer is None:
         raise UnsupportedError("stop needs texts, but this model has no tokenizer that augury can read; use max_tokens")

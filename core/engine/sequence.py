@@ -13,6 +13,7 @@ from augury.engine.channel import Channel
 from augury.engine.constraint import ConstraintGuard
 from augury.engine.dry import Breakers, breakers
 from augury.engine.infill import infill
+from augury.engine.receipts import receipt_of
 from augury.engine.request import Request
 from augury.engine.sampler import Sampler
 from augury.engine.sampling_step import SamplingStep
@@ -58,6 +59,7 @@ class RunningSequence(DraftedSequence):
         self.is_prefilling = True
         self.is_full = False  # its context is, and it goes on all the same
         self.pieces: list[Token] = []
+        self._logprobs: list[float | None] = []  # of these, for a receipt
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self.counter: RequestCounter = RequestCounter(request)
@@ -204,8 +206,11 @@ class RunningSequence(DraftedSequence):
             if is_end:
                 break
         self.history = self._view[: self._n]
-        if (n_top := self.request.logprobs) is not None:
-            pieces = self._with_logprobs(pieces, n_top, logits, [first_row, *[first_row + 1 + node for node in path]])
+        n_top, has_receipt = self.request.logprobs, self.request.receipt is not None
+        if n_top is not None or has_receipt:
+            told = self._with_logprobs(pieces, n_top or 0, logits, [first_row, *[first_row + 1 + node for node in path]])
+            self._logprobs += [piece.logprob for piece in told if has_receipt]
+            pieces = pieces if n_top is None else told
         self.pieces += pieces
         self.channel.deliver(pieces)
         return len(pieces)
@@ -272,14 +277,16 @@ class RunningSequence(DraftedSequence):
 
     def result(self) -> Result:
         """The result of the request."""
+        finish_reason, request = self.finish_reason or "cancelled", self.request
         return Result(
             tokens=tuple(piece.token for piece in self.pieces),
             text="".join(piece.text for piece in self.pieces),
-            finish_reason=self.finish_reason or "cancelled",
+            finish_reason=finish_reason,
             stats=self.counter.summary(),
             pieces=tuple(self.pieces),
-            prompt=tuple(self.request.prompt.tolist()) if self.request.echo else None,
-            prompt_text=self.request.prompt_text,
+            prompt=tuple(request.prompt.tolist()) if request.echo else None,
+            prompt_text=request.prompt_text,
+            receipt=receipt_of(request, self.pieces, self._logprobs, finish_reason),
         )
 
 

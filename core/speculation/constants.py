@@ -1,7 +1,7 @@
 """The planner's constants, each with its unit, its reason, and where it was measured.
 
 "Replay" is that of docs/benchmarks.md, "Parts of `auto`": recorded answers through the real drafters and planner, with the pass
-costs of several machines. The others are choices; what they come to is held by the scenarios of test_planner.py.
+costs of several machines. The others are choices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PlannerConstants:
     likely: float = 0.1  # chance that a token is accepted in the next round: a pass hides the time, but it is the CPU's work
 
     # Limits of losses
-    lookups_lose: float = 0.1  # plain passes, at a request's start, by all lookups: of 14 tokens, under 1 % by replay
+    lookups_lose: float = 0.1  # plain passes, at a request's start, by all lookups: of 14 tokens, under 1 % by simulation
     lookups_share: float = 0.005  # share of the request's time, by the same
     costly_loses: float = 1.0  # plain passes, at the engine's start, by each costly drafter: a try or two
     costly_share: float = 0.02  # share of all time, by the same: its later tries are paid from it
