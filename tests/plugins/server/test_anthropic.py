@@ -200,7 +200,7 @@ def test_a_key_is_asked_for_in_anthropics_header(strict_server):
         ask(claude)
     with (
         Anthropic(base_url=strict_server.url, api_key="one", max_retries=0) as claude,
-        pytest.raises(APIStatusError, match="tokenizer"),
+        pytest.raises(APIStatusError, match="chat template"),
     ):
         ask(claude)
 
