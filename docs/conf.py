@@ -29,6 +29,7 @@ CONTENTS = {
         "docs/guide",
         "docs/learn",
         "docs/library",
+        "docs/receipts",
         "docs/server",
         "docs/security",
         "docs/options",
@@ -70,8 +71,8 @@ nitpicky = True
 default_role = "py:obj"  # `name` in a docstring is a link where it names something, and code where it does not
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
-    ("py:class", r"(abc|collections|gguf|np|numpy|pathlib|types)\..*|Path"),
-    ("py:class", r"augury\.files\.gguf\.(Default|Value)|(augury\.lowering\.emitters\.)?_Block"),  # type variables
+    ("py:class", r"(abc|collections|gguf|np|numpy|pathlib|types)\..*|Path|Receipt"),
+    ("py:class", r"augury\.files\.gguf\.(Default|Value)|(augury\.lowering\.(emitters|builder)\.)?_(Block|Emitter|Out_co)"),  # type variables
 ]
 
 

@@ -247,7 +247,7 @@ def test_a_server_with_keys_asks_for_one(open_page, strict_server):
     page.click("#settings >> text=Save")
     page.wait_for_selector("#model >> text=drafter")
     page.click("text=Retry")
-    page.wait_for_selector("[role=alert] >> text=tokenizer")  # this model has none
+    page.wait_for_selector("[role=alert] >> text=chat template")  # this model has none
 
 
 def test_the_page_waits_for_a_model_that_is_being_loaded(page):
