@@ -183,7 +183,7 @@ class Engine(Evaluations, Receipts):
         if isinstance(rule, Synthetic) and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
         with loader.closed_on_failure() as made:
-            file = loader.open(model, None if draft_model is None else str(draft_model))
+            own, file = loader.open(model), loader.open(model, None if draft_model is None else str(draft_model))
             n_ctx = context_size(n_ctx, plan_of(file, registry).n_ctx_train)
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max, placement)
             of_drafters = attrs.evolve(options, placement=options.placement.of_others)
@@ -223,7 +223,7 @@ class Engine(Evaluations, Receipts):
                 observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
                 max_queue=max_queue,
             )
-            engine._files, engine.load_s = (file.paths, file.identity), perf_counter() - start
+            engine._files, engine.load_s = (own.paths, own.identity), perf_counter() - start
             return engine
 
     @overload

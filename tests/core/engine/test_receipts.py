@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from oracles.drafts import draft_file, target_of
 from oracles.models import tiny_model
 from support.commands import here, run
 
@@ -116,6 +117,16 @@ def test_other_weights_are_named(checker, receipt, tmp_path):
         pytest.raises(UnsupportedError, match=r"with other weights than .*changed\.gguf"),
     ):
         engine.verify(receipt)
+
+
+def test_a_file_of_drafting_layers_does_not_belong_to_the_model():
+    assistant, how = "mtp-gemma4-e", {"backend": "reference", "threads": 1, "n_ctx": 64}
+    model, told = tiny_model(target_of(assistant)), []
+    for draft in (None, draft_file(assistant)):
+        with Engine.load(model, draft_model=draft, **how) as engine:
+            told.append(engine.generate([3, 4, 5], max_tokens=4, temperature=0.0, seed=1, receipt=True).receipt)
+    assert told[0] == told[1]
+    assert len(told[0].model["sha256"]) == 1
 
 
 @pytest.mark.parametrize(
