@@ -72,7 +72,10 @@ default_role = "py:obj"  # `name` in a docstring is a link where it names someth
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
     ("py:class", r"(abc|collections|gguf|np|numpy|pathlib|types)\..*|Path|Receipt"),
-    ("py:class", r"augury\.files\.gguf\.(Default|Value)|(augury\.lowering\.(emitters|builder)\.)?_(Block|Emitter|Out_co)"),  # type variables
+    (
+        "py:class",
+        r"augury\.files\.gguf\.(Default|Value)|(augury\.lowering\.(emitters|builder)\.)?_(Block|Emitter|Out_co)",
+    ),  # type variables
 ]
 
 

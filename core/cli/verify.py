@@ -18,6 +18,7 @@ from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
 from augury.cli.text_file import read_text
 from augury.devices import Placement
+from augury.engine.receipts import SETTINGS
 from augury.errors import AuguryError
 from augury.receipt import Receipt
 from augury.registry import Registry
@@ -83,7 +84,11 @@ def _receipts_in(path: Path) -> list[Receipt]:
 def _load(receipt: Receipt, args: argparse.Namespace) -> Engine:
     from augury.engine.engine import Engine
 
-    settings = {**receipt.settings, "placement": Placement(**receipt.settings.get("placement", {}))}
+    settings = {name: value for name, value in receipt.settings.items() if name in SETTINGS}  # `verify` names others
+    try:
+        settings["placement"] = Placement(**settings.get("placement", {}))
+    except TypeError:
+        raise AuguryError(f"placement of this receipt is {settings['placement']!r:.60}, expected devices and shares") from None
     with ProgressDisplay() as progress:
         return Engine.load(
             args.model or receipt.model.get("name", ""),

@@ -26,13 +26,8 @@ if TYPE_CHECKING:
     from augury.types import Result, Token
 
 _VERSIONS = ("augury", "numba", "llvmlite")  # which kernels are compiled from and by
-_SETTINGS = (
-    "n_ctx",
-    "cache_type_k",
-    "cache_type_v",
-    "override_kv",
-    "placement",
-)  # of `Engine.config`, those that bits depend on
+SETTINGS = ("n_ctx", "cache_type_k", "cache_type_v", "override_kv", "placement")
+"""Arguments of `Engine.load`, and so of `Engine.config`, that bits depend on."""
 _OF_NO_ACCOUNT = {  # parameters that no token depends on
     *("cache_prompt", "echo", "id", "logprobs", "on_prompt", "prediction", "receipt", "slot", "speculative")
 }
@@ -74,7 +69,7 @@ class Receipts(ABC):
         """
         receipt = receipt if isinstance(receipt, Receipt) else Receipt.from_json(receipt)
         self._check_same(receipt)
-        params = dict(receipt.params)
+        params = {name: value for name, value in receipt.params.items() if name not in _OF_NO_ACCOUNT}
         if receipt.finish_reason == "cancelled":
             params["max_tokens"] = len(receipt.tokens)
         again: Result = self.generate(list(receipt.prompt), prediction=list(receipt.tokens), logprobs=0, **params)
@@ -101,7 +96,7 @@ class Receipts(ABC):
         if params.get("logits_processors"):
             raise OptionError("a receipt cannot hold logits_processors, which are code; leave one of the two out")
         kept = {key: value for key, value in params.items() if key not in _OF_NO_ACCOUNT and value is not None}
-        return {**params, "receipt": {**self._facts, "params": json.loads(json.dumps(kept, default=_plain))}}
+        return {**params, "receipt": {**self._facts, "params": _as_json(kept)}}
 
     def _check_same(self, receipt: Receipt) -> None:
         here = self._facts
@@ -136,11 +131,12 @@ class Receipts(ABC):
                 **{name: metadata.version(name) for name in _VERSIONS},
             },
             "model": {"name": str(config["model"]), "sha256": digests},
-            "settings": {name: _as_settings(config[name]) for name in _SETTINGS},
+            "settings": _as_json({name: config[name] for name in SETTINGS}),
         }
 
 
-def _as_settings(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
+    """The same as it comes back from JSON."""
     return json.loads(json.dumps(value, default=_plain))
 
 

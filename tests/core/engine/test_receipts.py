@@ -63,6 +63,7 @@ def changes():
     yield lambda found: found["params"].update(seed=8), "token"
     yield lambda found: found["params"].update(repeat_penalty=1.3), ""
     yield lambda found: found["params"].update(max_tokens=41), "token 40 is"
+    yield lambda found: found["params"].update(prediction=[1]), "a field of the receipt was changed"
     yield lambda found: found["tokens"].pop(), "token 39 is"
     yield lambda found: found["tokens"].append(3), "token 40 is the end, not 3"
     yield lambda found: found.update(finish_reason="stop"), "the text ends by length, not by stop"
@@ -209,6 +210,14 @@ def test_the_command_checks_what_run_has_written(capsys, tmp_path):
     code, out, _ = run(capsys, "verify", file, "-t", 1, "--json")
     told = [json.loads(line) for line in out.splitlines()]
     assert (code, [each["is_equal"] for each in told], told[1]["n_equal"]) == (1, [True, False], 2)
+    for key, value, expected in (
+        ("extra", 1, "with extra 1, not None"),
+        ("placement", {"a": 1}, "expected devices and shares"),
+    ):
+        changed["settings"] = {**json.loads(lines[0])["settings"], key: value}
+        file.write_text(json.dumps(changed))
+        code, _, err = run(capsys, "verify", file, "-t", 1)
+        assert (code, expected in err) == (1, True)
     for text, expected in (("", "empty, expected"), ("{", "not JSON"), ("{}", "this is no receipt")):
         file.write_text(text)
         code, _, err = run(capsys, "verify", file)
