@@ -18,15 +18,13 @@ from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
 from augury.cli.text_file import read_text
 from augury.devices import Placement
-from augury.engine.receipts import SETTINGS
+from augury.engine.receipts import SETTINGS, drafting_to_verify
 from augury.errors import AuguryError
 from augury.receipt import Receipt
 from augury.registry import Registry
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
-
-_PASS = 63  # drafted tokens of a pass: with the one before them as many as a tile of most kernels holds
 
 
 def add_parser(subparsers: Any, registry: Registry, _: Sequence[str]) -> None:
@@ -93,11 +91,9 @@ def _load(receipt: Receipt, args: argparse.Namespace) -> Engine:
         return Engine.load(
             args.model or receipt.model.get("name", ""),
             backend=receipt.made_with.get("backend", "auto"),
-            spec_type="prediction",
-            spec_fixed=True,
-            draft_max=_PASS,
             threads=args.threads,
             registry=args.registry,
             progress=progress,
+            **drafting_to_verify(args.registry),
             **settings,
         )

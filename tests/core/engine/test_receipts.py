@@ -11,8 +11,10 @@ from oracles.models import tiny_model
 from support.commands import here, run
 
 from augury import Engine
+from augury.engine.receipts import drafting_to_verify
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.receipt import Receipt
+from augury.registry import Registry
 
 MODEL = "llama-dense"
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
@@ -28,7 +30,7 @@ def written(params=None, *, n=1, **how):
 
 @pytest.fixture(scope="module")
 def checker():
-    with Engine.load(tiny_model(MODEL), **HOW, spec_type="prediction", spec_fixed=True, draft_max=63) as engine:
+    with Engine.load(tiny_model(MODEL), **HOW, **drafting_to_verify(Registry.discover())) as engine:
         yield engine
 
 
@@ -40,6 +42,7 @@ def receipt():
 def test_a_text_is_the_same_when_it_is_computed_once_more(checker, receipt):
     found = checker.verify(receipt)
     assert (found.is_equal, found.n_equal, found.reason) == (True, 40, "")
+    assert checker.config["spec_type"] == "prediction"
     assert receipt["params"]["logit_bias"] == {"5": 1.5}
     assert checker.verify(Receipt.from_json(receipt)) == found
 
