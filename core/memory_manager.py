@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,25 @@ class MemoryManager(Plugin, ABC):
             UnsupportedError: The manager or the backend cannot restore slots.
         """
         raise UnsupportedError(f"memory manager {self.name} cannot restore slots")
+
+    def text(self, slot: int) -> np.ndarray:  # noqa: ARG002 - for managers that can
+        """The first tokens (n,) int32 of a slot, as far as their states are in place. Not to be called during a pass.
+
+        Raises:
+            UnsupportedError: The manager does not tell; then no prompt cache keeps anything.
+        """
+        raise UnsupportedError(f"memory manager {self.name} does not tell what its slots hold")
+
+    def copies(self, slot: int) -> Mapping[int, bytes]:  # noqa: ARG002 - for managers of recurrent states
+        """The states of a slot's sequence along its text, as saved of no positions, by how many tokens they have taken in."""
+        return {}
+
+    def adopt(self, slot: int, tokens: np.ndarray, copies: Mapping[int, bytes]) -> None:
+        """The states of a taken slot's positions were restored, and that of its sequence: it holds these tokens (n,) int32 now.
+
+        `copies` are states along them, as those of `copies`. Called for managers that tell their slots' texts.
+        """
+        raise NotImplementedError
 
     @property
     @abstractmethod

@@ -14,9 +14,11 @@ from augury.errors import CapacityError, ModelFileError, UnsupportedError
 if TYPE_CHECKING:
     from augury.types import ModelInfo, ModelOptions, StateSpec
 
-_HEAD = struct.Struct("<8s16sQ")  # magic; a digest of all else, and of the model; positions
-_KIND = b"augury 2"
-_LENGTH = struct.Struct("<Q")
+_HEAD = struct.Struct("<8s16sII")  # magic; a digest of all else, and of the model; positions, and the first of them alone
+_KIND = b"augury 3"
+_WHOLE = 2**32 - 1  # of all positions from 0 on, and of the sequence
+LENGTH = struct.Struct("<Q")
+"""Of the length in front of each part, see `join_parts`."""
 
 
 class SlotStates:
@@ -42,10 +44,11 @@ class SlotStates:
     def _cache_types(self) -> str:
         return f"keys {self.options.cache_type_k}, values {self.options.cache_type_v}"
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:  # noqa: ARG002 - for models that can save slots
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:  # noqa: ARG002 - see Raises
         """Views of a slot's memory of its first n positions, and of its sequence; or copies, see `slot_written`.
 
-        It is asked for slots and positions that there are.
+        With `start`, a multiple of 256, the memory of positions from there on alone, without that of the sequence. It is asked
+        for slots and positions that there are.
 
         Raises:
             UnsupportedError: The backend cannot save slots.
@@ -55,8 +58,10 @@ class SlotStates:
     def slot_written(self) -> None:
         """The arrays of the last `slot_memory` were written over; copies are written back."""
 
-    def save(self, slot: int, n: int) -> bytes:
+    def save(self, slot: int, n: int, start: int | None = None) -> bytes:
         """The states of a slot's first n positions, of which there may be none, and its state of the sequence as it stands.
+
+        With `start` those of the positions from there on alone; see `slot_memory`.
 
         Accepted tokens of the slot's last pass are included only after the next pass has taken them in. Not to be called during
         a pass, like `restore`.
@@ -65,8 +70,9 @@ class SlotStates:
             CapacityError: There is no such slot, or it has fewer positions.
             UnsupportedError: The backend cannot save slots.
         """
-        body = [np.ascontiguousarray(array).data for array in self._memory_of(slot, n)]
-        return b"".join([_HEAD.pack(_KIND, self._digest(n, body), n), *body])  # copied once
+        body = [np.ascontiguousarray(array).data for array in self._memory_of(slot, n, start)]
+        first = _WHOLE if start is None else start
+        return b"".join([_HEAD.pack(_KIND, self._digest(n, first, body), n, first), *body])  # copied once
 
     def restore(self, slot: int, data: bytes) -> None:
         """Restore saved contents, of this slot or another, of this process or another, to a slot.
@@ -77,15 +83,15 @@ class SlotStates:
             UnsupportedError: The backend cannot restore slots.
         """
         body = memoryview(data)[_HEAD.size :]
-        kind, digest, n = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", b"", 0)
-        if kind != _KIND or digest != self._digest(n, [body]):
+        kind, digest, n, first = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", b"", 0, _WHOLE)
+        if kind != _KIND or digest != self._digest(n, first, [body]):
             raise ModelFileError(
                 f"a saved slot of {len(data)} bytes is damaged, or of another model or backend than this one "
                 f"({self.info.architecture}, {self.isa}, {self._cache_types}); load the model as it was when that was saved, "
                 "or remove it and process its text again"
             )
         start = 0
-        for array in self._memory_of(slot, n):
+        for array in self._memory_of(slot, n, None if first == _WHOLE else first):
             array[...] = np.frombuffer(body[start : start + array.nbytes], array.dtype).reshape(array.shape)
             start += array.nbytes
         self.slot_written()
@@ -106,16 +112,16 @@ class SlotStates:
             here[...] = there
         self.slot_written()
 
-    def _memory_of(self, slot: int, n: int) -> Sequence[np.ndarray]:
+    def _memory_of(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
         spec = self.state_spec
         if not (0 <= slot < spec.n_slots and 0 <= n <= spec.n_ctx):
             raise CapacityError(f"{n} positions of slot {slot}, expected {spec.n_ctx} at most, of {spec.n_slots} slots")
-        return self.slot_memory(slot, n)
+        return self.slot_memory(slot, n) if start is None else self.slot_memory(slot, n, start)
 
-    def _digest(self, n: int, body: Sequence[memoryview]) -> bytes:
+    def _digest(self, n: int, first: int, body: Sequence[memoryview]) -> bytes:
         from xxhash import xxh3_128
 
-        made = xxh3_128(f"{self.identity}\n{n}\n".encode())
+        made = xxh3_128(f"{self.identity}\n{n} {first}\n".encode())
         for part in body:
             made.update(part)
         return made.digest()
@@ -123,7 +129,7 @@ class SlotStates:
 
 def join_parts(parts: Iterable[bytes]) -> bytes:
     """Several byte strings as one, of which `split_parts` makes them again."""
-    return b"".join(each for part in parts for each in (_LENGTH.pack(len(part)), part))
+    return b"".join(each for part in parts for each in (LENGTH.pack(len(part)), part))
 
 
 def split_parts(data: bytes) -> list[bytes]:
@@ -137,10 +143,10 @@ def split_parts(data: bytes) -> list[bytes]:
     """
     parts, start = list[bytes](), 0
     while start < len(data):
-        head = data[start : start + _LENGTH.size]
-        end = start + _LENGTH.size + (_LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else len(data))
+        head = data[start : start + LENGTH.size]
+        end = start + LENGTH.size + (LENGTH.unpack(head)[0] if len(head) == LENGTH.size else len(data))
         if end > len(data):
             raise ModelFileError(f"a saved slot of {len(data)} bytes is damaged; remove it, and process its text again")
-        parts.append(data[start + _LENGTH.size : end])
+        parts.append(data[start + LENGTH.size : end])
         start = end
     return parts

@@ -111,8 +111,8 @@ class StagedModel(Model):
         for _, model in self._stages:
             model.check()
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        return [array for _, model in self._stages for array in model.slot_memory(slot, n)]
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
+        return [array for _, model in self._stages for array in model.slot_memory(slot, n, start)]
 
     def slot_written(self) -> None:
         for _, model in self._stages:

@@ -53,16 +53,16 @@ class BlockEmitter(op.BlockEmitter):
         """Bytes of further tables, by a key: blocks share tables of the same key."""
         return {key: n_bytes for emitter in self._emitters for key, n_bytes in emitter.tables().items()}
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        """Views of a slot's first n positions, head by head, and of the states of its sequence."""
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
+        """See `SlotStates.slot_memory`: positions head by head."""
         views = [
-            cache.slot_memory(slot, head, n)
+            cache.slot_memory(slot, head, n, start or 0)
             for n_heads, caches in groupby(self.caches, lambda cache: cache.n_heads)
             for kept in [list(caches)]
             for head in range(n_heads)
             for cache in kept
         ]
-        return [*views, *(state.slot_memory(slot) for state in self.states)]
+        return views if start is not None else [*views, *(state.slot_memory(slot) for state in self.states)]
 
     def kernels(self) -> Sequence[Any]:
         """Its kernels, those of each operation with the slowest to compile first."""

@@ -115,9 +115,9 @@ class Lowering(PlanEmitters[BlockEmitter]):
             block.emit_states(tape)
         return tape.program()
 
-    def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
-        """Views of a slot's memory of its first n positions."""
-        return [view for block in self._blocks for view in block.slot_memory(slot, n)]
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> list[np.ndarray]:
+        """See `SlotStates.slot_memory`."""
+        return [view for block in self._blocks for view in block.slot_memory(slot, n, start)]
 
     def _program(
         self, space: Workspace, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool, is_read: bool

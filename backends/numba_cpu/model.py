@@ -180,9 +180,9 @@ class NumbaCpuModel(Model):
     def check(self) -> None:
         self._weights.check()
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
         self._require_open()
-        return self._lowering.slot_memory(slot, n)
+        return self._lowering.slot_memory(slot, n, start)
 
     def memory_table(self) -> Sequence[Allocation]:
         return (*self._arena.table(), Allocation("logits", self._logits.nbytes))

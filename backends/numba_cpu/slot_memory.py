@@ -81,11 +81,11 @@ class Cache:
         n_bytes = self._n_slots * self.n_rows * self.bytes_per_position
         self.address = arena.zeros(n_bytes, "KV cache") if self._before is None else self._before.address
 
-    def slot_memory(self, slot: int, head: int, n: int) -> np.ndarray:
-        """A view of a head's rows of the first n cells; keys lie in blocks of 16."""
+    def slot_memory(self, slot: int, head: int, n: int, start: int = 0) -> np.ndarray:
+        """A view of a head's rows of the first n cells, or of those from `start` on; keys lie in blocks of 16."""
         n = up(n, LANES) if self.is_of_keys else n
-        start = (slot * self.n_heads + head) * self.n_rows + self.first
-        return memory_at(self.address + start * self.row_bytes, n * self.row_bytes)
+        first = (slot * self.n_heads + head) * self.n_rows + self.first + start
+        return memory_at(self.address + first * self.row_bytes, (n - start) * self.row_bytes)
 
 
 def to_move(caches: Iterable[Cache]) -> list[tuple[Any, np.ndarray]]:

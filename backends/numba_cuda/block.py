@@ -94,10 +94,10 @@ class BlockEmitter(op.BlockEmitter):
         for state in self.states:
             state.place(device)
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
-        """The memory of a slot's first n positions, and of its states."""
-        parts = [part for cache in self.caches for part in cache.slot_memory(slot, n)]
-        return [*parts, *(state.slot_memory(slot) for state in self.states)]
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[Part]:
+        """See `SlotStates.slot_memory`."""
+        parts = [part for cache in self.caches for part in cache.slot_memory(slot, n, start or 0)]
+        return parts if start is not None else [*parts, *(state.slot_memory(slot) for state in self.states)]
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """The launches that copy its cells: n moves (n, 3) of slot, from, to."""

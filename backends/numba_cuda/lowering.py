@@ -261,6 +261,6 @@ class Lowering(PlanEmitters[BlockEmitter]):
         """The launches that copy cells: n moves (n, 3) of slot, from, to."""
         return [launch for emitter in self._moving for launch in emitter.moving(moves, n)]
 
-    def slot_memory(self, slot: int, n: int) -> list[Part]:
-        """A slot's memory of its first n positions."""
-        return [part for emitter in self._blocks for part in emitter.slot_memory(slot, n)]
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> list[Part]:
+        """See `SlotStates.slot_memory`."""
+        return [part for emitter in self._blocks for part in emitter.slot_memory(slot, n, start)]

@@ -318,10 +318,11 @@ class CudaModel(Model):
             for launch in self._lowering.moving(self._moves, len(some)):
                 self._device.launch(launch)
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
         """See `Model.slot_memory`: copies of the device's memory."""
         self._require_open()
-        self._copies = [(at, np.empty(n_bytes, np.uint8)) for at, n_bytes in self._lowering.slot_memory(slot, n) if n_bytes]
+        parts = self._lowering.slot_memory(slot, n, start)
+        self._copies = [(at, np.empty(n_bytes, np.uint8)) for at, n_bytes in parts if n_bytes]
         for at, array in self._copies:
             self._device.read(at, array)
         return [array for _, array in self._copies]

@@ -54,10 +54,10 @@ class Cache:
         self._planes = [(device.allocate(2 * n_cells * n, "KV cache").at(0), n) for n in self._n_halves]
         self.codes, self.halves = self._planes[0][0], self._planes[-1][0]
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
-        """The memory of a slot's first n positions."""
+    def slot_memory(self, slot: int, n: int, start: int = 0) -> Sequence[Part]:
+        """The memory of a slot's first n positions, or of those from `start` on."""
         return [
-            (plane.at(2 * n_halves * self._n_ctx * (slot * self.n_heads + head)), 2 * n_halves * n)
+            (plane.at(2 * n_halves * (self._n_ctx * (slot * self.n_heads + head) + start)), 2 * n_halves * (n - start))
             for plane, n_halves in self._planes
             for head in range(self.n_heads)
         ]

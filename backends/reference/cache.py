@@ -30,8 +30,8 @@ class _Rows:
         for array in self._arrays:
             array[slot, :, target] = array[slot, :, source]
 
-    def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
-        return [array[slot, :, :n] for array in self._arrays]
+    def slot_memory(self, slot: int, n: int, start: int) -> list[np.ndarray]:
+        return [array[slot, :, start:n] for array in self._arrays]
 
     def read(self, slot: int, cells: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(self._decode(*(array[slot][:, cells] for array in self._arrays)))
@@ -79,6 +79,6 @@ class LayerCache:
             for part in self._parts:
                 part.move(slot, source, target)
 
-    def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
-        """Views of the first n cells of a slot."""
-        return [view for part in self._parts for view in part.slot_memory(slot, n)]
+    def slot_memory(self, slot: int, n: int, start: int = 0) -> list[np.ndarray]:
+        """Views of the first n cells of a slot, or of those from `start` on."""
+        return [view for part in self._parts for view in part.slot_memory(slot, n, start)]

@@ -59,9 +59,10 @@ class LoweredBlock:
         for state in self.states:
             state.begin(batch)
 
-    def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
-        """Views of a slot's first n positions, and of its states."""
-        return [*self.cache.slot_memory(slot, n), *(state.values[slot] for state in self.states)]
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> list[np.ndarray]:
+        """See `SlotStates.slot_memory`."""
+        views = self.cache.slot_memory(slot, n, start or 0)
+        return views if start is not None else [*views, *(state.values[slot] for state in self.states)]
 
 
 @frozen(eq=False)

@@ -75,9 +75,9 @@ class ReferenceModel(Model):
             return passed
         return NamedPass(passed, weights.integers(tokens.weight), self.info.n_vocab)
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
         self._open()
-        return [array for block in self._every() for array in block.slot_memory(slot, n)]
+        return [array for block in self._every() for array in block.slot_memory(slot, n, start)]
 
     def memory_table(self) -> Sequence[Allocation]:
         table = {"weights": self._open().n_bytes}

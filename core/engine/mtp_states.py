@@ -32,9 +32,9 @@ class MtpStates(SlotStates):
     def identity(self) -> str:
         return f"{self._model.identity}, {len(self._marks)} layers that predict further tokens"
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
         self._given = slot, n
-        return [*self._model.slot_memory(slot, n), *self._marks[:, slot, :n]]
+        return [*self._model.slot_memory(slot, n, start), *self._marks[:, slot, start:n]]
 
     def slot_written(self) -> None:
         """See `SlotStates.slot_written`; positions beyond the requested ones, which backends may add, become unknown."""

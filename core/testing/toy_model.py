@@ -176,11 +176,11 @@ class ToyModel(Model):
         errors = self._errors if n_layers is None or n_layers >= self.info.n_layers else 0.25
         return values if digest[9] >= errors * 256 else _normal(digest[10:18], self.info.n_vocab)
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        return [self.cells[slot, :n], *self._mtp_memory(slot, n)]
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
+        return [self.cells[slot, start:n], *self._mtp_memory(slot, n, start)]
 
-    def _mtp_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        return [self.mtp_cells[slot, :n]] if self.info.mtp_features else []
+    def _mtp_memory(self, slot: int, n: int, start: int | None) -> Sequence[np.ndarray]:
+        return [self.mtp_cells[slot, start:n]] if self.info.mtp_features else []
 
     def memory_table(self) -> Sequence[Allocation]:
         return [Allocation("cells", self.cells.nbytes)]

@@ -50,8 +50,9 @@ class ToyRecurrentModel(ToyModel):
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
         return self._of(self._follow(tokens), n_layers)
 
-    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
-        return [self.cells[slot, :n], *self._mtp_memory(slot, n), self.state[slot], self.conv[slot]]
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
+        views = super().slot_memory(slot, n, start)
+        return views if start is not None else [*views, self.state[slot], self.conv[slot]]
 
     def memory_table(self) -> Sequence[Allocation]:
         return [*super().memory_table(), Allocation("states", self.state.nbytes + self.conv.nbytes)]

@@ -19,7 +19,7 @@ Source: llama.cpp's `--ctx-checkpoints` (b11434, `common/arg.cpp`), of which the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import Factory, define, frozen
@@ -174,6 +174,20 @@ class Checkpoints(Contiguous):
         for at, states in zip(parts[::2], parts[1::2], strict=True):
             self._keep(slot, int.from_bytes(at), states)
         return n
+
+    def copies(self, slot: int) -> Mapping[int, bytes]:
+        """See `MemoryManager.copies`: the state as it stands is one."""
+        n, found = self._taken_in(slot), {copy.n: copy.data for copy in self._at[slot].copies}
+        if n and n not in found and self._n_copies:
+            found[n] = self.states.save(slot, 0)
+        return found
+
+    def adopt(self, slot: int, tokens: np.ndarray, copies: Mapping[int, bytes]) -> None:
+        super().adopt(slot, tokens, copies)
+        at = self._at[slot]
+        self._at[slot] = _Slot([copy for copy in at.copies if copy.n < min(copies, default=0)])
+        for n, data in sorted(copies.items()):
+            self._keep(slot, n, data)
 
     def _n_in_place(self, slot: int) -> int:
         if (n := self._taken_in(slot)) is None:

@@ -14,7 +14,7 @@ from augury.slot_states import join_parts, split_parts
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from augury.slot_states import SlotStates
 
@@ -128,10 +128,17 @@ class Contiguous(MemoryManager):
         state.tokens[: len(tokens)], state.n, state.accepted, state.last_used = tokens, len(tokens), (), self._clock
         return len(tokens)
 
+    def text(self, slot: int) -> np.ndarray:
+        state = self._slots[slot]
+        return state.tokens[: min((at for _, at in state.accepted), default=state.n)]
+
+    def adopt(self, slot: int, tokens: np.ndarray, copies: Mapping[int, bytes]) -> None:  # noqa: ARG002 - it cuts
+        state = self._slots[slot]
+        state.tokens[: len(tokens)], state.n, state.accepted = tokens, len(tokens), ()
+
     def _n_in_place(self, slot: int) -> int:
         """How many of a slot's first tokens are where they belong."""
-        state = self._slots[slot]
-        return min((at for _, at in state.accepted), default=state.n)
+        return len(self.text(slot))
 
     def _reusable(self, slot: int, n: int) -> int:
         """How much can be kept of a slot of which n tokens are wanted."""
