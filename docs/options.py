@@ -87,7 +87,7 @@ continued.
 | `post_sampling_probs` | false | with `logprobs`: those after all samplers, instead of the model's own |
 | `on_prompt` | none | in Python alone: a callable that is given a `PromptProgress` after each pass over the prompt |
 | `echo` | false | the result holds the prompt's tokens and text |
-| `cache_prompt` | true | what a slot still holds of the prompt is not processed again |
+| `cache_prompt` | true | what is held of the prompt is not processed again, and the prompt cache keeps the text |
 | `n` | None | in Python alone: so many [answers](library.md#four-ways-to-ask), with the seeds `seed`, `seed + 1`, ... |
 | `prediction` | None | a text or token ids that the answer will resemble, to [draft from](library.md#four-ways-to-ask) |
 | `speculative` | as loaded | false, or options by drafter as above |

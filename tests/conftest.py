@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory, gettempdir
 import pytest
 from hypothesis import settings
 
+from augury.engine import prompt_files
 from augury.engine.sequence import RunningSequence
 from augury.testing.counts import miscounts
 
@@ -39,6 +40,14 @@ def _counted():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunningSequence, "result", result)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _prompts(tmp_path_factory):
+    """Prompts are not kept in the user's cache, where later runs would find them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompt_files, "cache_folder", tmp_path_factory.mktemp("cache").joinpath)
         yield
 
 

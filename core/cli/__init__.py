@@ -13,6 +13,7 @@ from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_SERVE
 from augury.cli.log_output import configure_logging
 from augury.cli.model_flags import (
     FIRST_FLAGS,
+    add_cache_flags,
     add_model_flags,
     drafter_of_mtp,
     load_engine,
@@ -39,6 +40,7 @@ __all__ = [
     "Parser",
     "ProgressDisplay",
     "Prompt",
+    "add_cache_flags",
     "add_model_flags",
     "add_option_flag",
     "add_prompt_flags",

@@ -12,7 +12,7 @@ from augury.cli.chat_flags import add_system_flags, add_template_flags, system_p
 from augury.cli.conversation import Conversation, read_messages
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_CHAT
-from augury.cli.model_flags import FIRST_FLAGS, add_model_flags, load_engine
+from augury.cli.model_flags import FIRST_FLAGS, add_cache_flags, add_model_flags, load_engine
 from augury.cli.report import say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.text_file import check_writable, read_lines
@@ -26,6 +26,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     """Add the command."""
     parser = subparsers.add_parser("chat", help="talk with a model", description="Talk with a model; /help lists commands.")
     add_model_flags(parser, registry, argv, n_slots=None)
+    add_cache_flags(parser)
     parser.foreign = FOREIGN_FLAGS_IN_CHAT
     add_sampling_flags(parser, registry, n_predict=_N_PREDICT)
     add_system_flags(parser, "a system prompt, in place of the one that a session has; /system changes it")

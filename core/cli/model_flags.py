@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from augury.engine.engine import Engine
 
 _AS_NAMED = (  # arguments of `Engine.load` that are flags of the same names
-    *("backend", "memory", "threads", "max_queue", "cache_type_k", "cache_type_v", "parse_special", "registry"),
+    *("backend", "memory", "threads", "max_queue", "cache_type_k", "cache_type_v", "cache_ram", "cache_disk"),
+    *("parse_special", "registry"),
     *("spec_fixed", "spec_verify", "spec_synth_rates", "spec_synth_len", "spec_timeout"),
 )
-
+_CACHE_RAM = 8192  # as llama.cpp has it
 
 FIRST_FLAGS = "-m -c -np -t -ngl --spec-type -md"
 """The flags of a model that people use first."""
@@ -61,7 +62,7 @@ def add_model_flags(
 ) -> None:
     """Add the flags of `Engine.load`; `n_slots` is the default of `-np`, None leaves that flag out."""
     parser.foreign = FOREIGN_FLAGS
-    parser.set_defaults(registry=registry, parallel=1, max_queue=None, quiet=False, models=())
+    parser.set_defaults(registry=registry, parallel=1, max_queue=None, quiet=False, models=(), cache_ram=0, cache_disk=0)
     group = parser.add_argument_group("model")
     group.add_argument(
         "-m",
@@ -115,6 +116,28 @@ def add_model_flags(
     if has_drafters:
         add_speculation_flags(parser.add_argument_group("speculation"), registry)
         add_drafter_flags(parser, registry, argv)
+
+
+def add_cache_flags(parser: Parser) -> None:
+    """Add the flags of the prompt cache."""
+    group = parser.add_argument_group("prompt cache")
+    group.add_argument(
+        "-cram",
+        "--cache-ram",
+        type=count(least=-1),
+        default=_CACHE_RAM,
+        metavar="MIB",
+        help="memory for prompts and answers that no slot holds any longer, at most a quarter of the machine's; the models "
+        f"of a server share it; -1: that much; 0: they are forgotten, on disk, too (default: {_CACHE_RAM})",
+    )
+    group.add_argument(
+        "--cache-disk",
+        type=count(least=0),
+        metavar="MIB",
+        help="files for the same, of all models together, with which later runs go on; 0: none (default: a tenth of the free "
+        "space)",
+    )
+    parser.set_defaults(cache_disk=None)
 
 
 def add_placement_flags(group: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from augury.batch import Batch, MtpSlotInput, SlotInput
 from augury.engine.mtp_states import MtpStates
+from augury.engine.prompt_cache import PromptCache
 from augury.errors import AuguryError, OptionError
 from augury.interfaces import MemoryManager, Model, Opened
 from augury.passes import Context, Pass, Target
@@ -26,6 +27,7 @@ class EngineContext(Context):
         memory: Of its slots.
         mtp: How far its layers that predict further tokens have come; None where it has none.
         lack_of_mtp: Why it has none.
+        prompt_cache: Of texts that its slots held; None: there is none.
         is_busy: Whether a pass was begun whose logits are still to be read: another one would write over them.
     """
 
@@ -34,6 +36,7 @@ class EngineContext(Context):
         self.memory = memory
         self.mtp = mtp
         self.lack_of_mtp = lack_of_mtp
+        self.prompt_cache: PromptCache | None = None
         self.info = model.info
         self.spec = model.state_spec
         self.is_asynchronous = model.is_asynchronous
@@ -51,7 +54,9 @@ class EngineContext(Context):
         return not (self._has_sequence_state and self.memory.replays_accepted)
 
     def close(self) -> None:
-        """Close the model."""
+        """Close the model, and write what its prompt cache has yet to write."""
+        if self.prompt_cache is not None:
+            self.prompt_cache.close()
         self.model.close()
 
     def open(self, tokens: np.ndarray, *, may_reuse: bool = True, slot: int | None = None) -> Opened | None:
@@ -60,6 +65,8 @@ class EngineContext(Context):
             self._last_drafts.pop(opened.slot, None)
             self._unknown.discard(opened.slot)
             self._restored.pop(opened.slot, None)
+            if self.prompt_cache is not None:
+                opened = self.prompt_cache.open(opened, tokens, may_reuse=may_reuse)
         return opened
 
     def restored(self, slot: int) -> tuple[int, int]:
@@ -78,6 +85,8 @@ class EngineContext(Context):
 
     def end(self, slot: int) -> None:
         self.memory.end(slot)
+        if self.prompt_cache is not None:
+            self.prompt_cache.keep(slot)
 
     def save(self, slot: int) -> bytes:
         """See `MemoryManager.save`; a pass first repairs a state that has taken in rejected tokens."""

@@ -20,6 +20,7 @@ from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.evaluation import Evaluations
 from augury.engine.loop import Loop
+from augury.engine.prompt_cache import PromptCache
 from augury.engine.receipts import Receipts
 from augury.engine.request import Request, checked_tokens, is_several, make_request
 from augury.engine.running import Running, Stream
@@ -122,6 +123,8 @@ class Engine(Evaluations, Receipts):
         max_queue: int | None = None,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
+        cache_ram: int = 0,
+        cache_disk: int | None = 0,
         override_kv: Mapping[str, Any] | None = None,
         parse_special: bool = False,
         placement: Placement | None = None,
@@ -159,6 +162,8 @@ class Engine(Evaluations, Receipts):
             max_queue: Requests that may wait for a slot; one more is a `QueueFullError`. None for any number.
             cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
             cache_type_v: Type of the values.
+            cache_ram: MiB for prompts and answers that slots no longer hold; -1: a quarter of the machine's, the most; 0: none.
+            cache_disk: MiB of files for the same, which later runs go on with; None: a tenth of the free space; 0: none.
             parse_special: Whether messages may name control tokens; such names are text otherwise.
             override_kv: Metadata that replaces the file's own: `{"tokenizer.ggml.pre": "qwen2"}`.
             placement: Which layers GPUs compute; None: the backend computes all.
@@ -190,15 +195,9 @@ class Engine(Evaluations, Receipts):
             tokenizer = loader.load_tokenizer(model)
             template = loader.load_template(file, tokenizer, parse_special=parse_special)
             implied = {key: value for drafter, _ in chosen for key, value in drafter.traits.memory_options.items()}
-            context = loader.load(
-                model,
-                options,
-                purpose="target",
-                memory=memory,
-                memory_options=memory_options or {},
-                implied=implied,
-                wants_mtp=wants_mtp,
-            )
+            managed: dict[str, Any] = {"memory": memory, "memory_options": memory_options or {}, "implied": implied}
+            context = loader.load(model, options, purpose="target", wants_mtp=wants_mtp, **managed)
+            context.prompt_cache = PromptCache.made(context.memory, cache_ram, cache_disk)
             if not context.info.mtp_features:
                 chosen = choose()
             chosen += serving_drafters(registry, chosen) if chosen else []

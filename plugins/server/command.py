@@ -19,6 +19,7 @@ from augury import Engine, Registry
 from augury.cli import (
     FIRST_FLAGS,
     FOREIGN_FLAGS_IN_SERVE,
+    add_cache_flags,
     add_model_flags,
     add_option_flag,
     add_sampling_flags,
@@ -118,6 +119,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         flags = [*map(flag_of, each.aliases), f"--{each.name.replace('_', '-')}"]
         add_option_flag(group, flags, each, (("server", each.name),), "server_flags")
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
+    add_cache_flags(parser)
     parser.foreign = FOREIGN_FLAGS_IN_SERVE
     add_sampling_flags(parser, registry)
     add_template_flags(parser)
@@ -150,6 +152,8 @@ def _run(parser: Parser, typed: argparse.Namespace) -> int:
     wanted = {*typed.models, typed.model}  # at once: what -m names
     is_lazy = len(found) > 1 and not wanted & {found[0].args.model, found[0].names[0]}
     n_most = flags.models_max or len(servers)
+    for model in found:  # those that are loaded share it
+        model.args.cache_ram //= min(n_most, len(found))
     models = Models(servers, n_most=n_most, is_lazy=is_lazy, is_strict=flags.strict_model)
     with ExitStack() as stack:
         listeners: list[socket.socket] = []

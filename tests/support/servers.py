@@ -24,7 +24,7 @@ class ServerProcess:
 
     def __init__(self, *words):
         self.log = tempfile.TemporaryFile("a+")  # noqa: SIM115 - closed with the server; both ends share one place in it
-        command = [sys.executable, __file__, "serve", "--port", "0", *map(str, words)]
+        command = [sys.executable, __file__, "serve", "--port", "0", "--cache-ram", "0", *map(str, words)]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
         self.url = self.wait_for("listens on ").split()[0]
         self.client = httpx.Client(base_url=self.url, timeout=READY_S)

@@ -281,3 +281,11 @@ def test_an_unknown_flag_is_told_what_it_was_meant_to_be_only_if_that_is_likely(
     with pytest.raises(OptionError) as caught:
         parsed(*typed.split(), "1")
     assert str(caught.value).partition("; ")[2] == (f"did you mean '{meant}'?" if meant else "see --help")
+
+
+@pytest.mark.parametrize(("command", "kept"), [("serve", (8192, None)), ("chat", (8192, None)), ("run", (0, 0))])
+def test_prompts_are_kept_where_conversations_are_held(command, kept):
+    args = parsed(command=command)
+    assert (args.cache_ram, args.cache_disk) == kept
+    args = parsed("-cram", "-1", command=command)
+    assert args.cache_ram == (-1 if command != "run" else 0), "the flag is ignored where there is no cache"

@@ -5,6 +5,7 @@ from oracles.models import tiny_model
 
 from augury.cli.command_line import make_parser
 from augury.errors import AuguryError, ModelFileError, OptionError
+from augury.plugins.server import process
 from augury.plugins.server.config import models_of
 from augury.registry import Registry
 
@@ -119,3 +120,15 @@ def test_what_is_not_there_is_told_before_the_server_listens(served, words, kind
     with pytest.raises(AuguryError, match=r"missing|nobody-knows") as refused:
         served(*words)
     assert refused.type is kind
+
+
+@pytest.mark.parametrize(("n_most", "share"), [(0, 25), (1, 100), (2, 50), (9, 25)])
+def test_the_models_that_are_loaded_share_the_memory_for_prompts(n_most, share, monkeypatch, tmp_path):
+    monkeypatch.setattr(process, "serve", lambda models, *_, **__: seen.extend(models.servers))
+    for name in "abcd":
+        (tmp_path / f"{name}.gguf").touch()
+    seen, words = [], ["--models-dir", str(tmp_path), "--models-max", str(n_most)]
+    line = ["serve", *words, "--port", "0", "--cache-ram", "100"]
+    args = make_parser(REGISTRY, line).parse_args(line)
+    assert args.run(args) == 0
+    assert [server.load.args[0].cache_ram for server in seen] == [share] * 4
