@@ -1,7 +1,8 @@
 """augury: speculative decoding for GGUF language models, bit-identical to plain decoding.
 
-The names below are imported when they are first used: a plugin that needs one of them, and every run of pytest beside which
-augury is installed, does not wait for the rest.
+Programs use the names of this module; plugins also use those of `augury.drafter`, `augury.backend`, `augury.model`,
+`augury.plugin` and `augury.testing`. Every other module is private to the project. A name of this module is imported when it is
+first used: a command, and every run of pytest beside which augury is installed, does not wait for the rest.
 """
 
 from __future__ import annotations
@@ -15,55 +16,34 @@ TYPE_CHECKING = False  # typing's own would be imported for this alone, before a
 if TYPE_CHECKING:
     from typing import Any
 
-    from augury.constraint import Constraint
-    from augury.devices import Placement
-    from augury.engine.engine import Engine
-    from augury.engine.running import Running
+    from augury.constraint import Constraint as Constraint
+    from augury.devices import Placement as Placement
+    from augury.engine.engine import Engine as Engine
+    from augury.engine.running import Running as Running
     from augury.errors import (
-        AuguryError,
-        CapacityError,
-        ModelFileError,
-        OptionError,
-        PluginError,
-        PromptTooLongError,
-        QueueFullError,
-        UnsupportedError,
+        AuguryError as AuguryError,
+        CapacityError as CapacityError,
+        ModelFileError as ModelFileError,
+        OptionError as OptionError,
+        PluginError as PluginError,
+        PromptTooLongError as PromptTooLongError,
+        QueueFullError as QueueFullError,
+        UnsupportedError as UnsupportedError,
     )
-    from augury.hookspecs import hookimpl
-    from augury.interfaces import Architecture, Backend, Drafter, DrafterTraits, MemoryManager, Model, Session, Source
-    from augury.options import option
-    from augury.registry import Registry
-    from augury.types import Draft, Result, Token, Verdict
-
-__all__ = [
-    "Architecture",
-    "AuguryError",
-    "Backend",
-    "CapacityError",
-    "Constraint",
-    "Draft",
-    "Drafter",
-    "DrafterTraits",
-    "Engine",
-    "MemoryManager",
-    "Model",
-    "ModelFileError",
-    "OptionError",
-    "Placement",
-    "PluginError",
-    "PromptTooLongError",
-    "QueueFullError",
-    "Registry",
-    "Result",
-    "Running",
-    "Session",
-    "Source",
-    "Token",
-    "UnsupportedError",
-    "Verdict",
-    "hookimpl",
-    "option",
-]
+    from augury.hookspecs import hookimpl as hookimpl
+    from augury.interfaces import (
+        Architecture as Architecture,
+        Backend as Backend,
+        Drafter as Drafter,
+        DrafterTraits as DrafterTraits,
+        MemoryManager as MemoryManager,
+        Model as Model,
+        Session as Session,
+        Source as Source,
+    )
+    from augury.options import option as option
+    from augury.registry import Registry as Registry
+    from augury.types import Draft as Draft, Result as Result, Token as Token, Verdict as Verdict
 
 _MODULES = {
     "engine.engine": ("Engine",),
@@ -87,6 +67,7 @@ _MODULES = {
     "types": ("Draft", "Result", "Token", "Verdict"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = list(_HOMES)  # type checkers go by the imports above
 
 
 def __getattr__(name: str) -> Any:
@@ -95,3 +76,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"augury.{_HOMES[name]}"), name)
     globals()[name] = value  # later look-ups find it without this function
     return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,7 +14,7 @@ from augury.types import Draft, ModelInfo, StateSpec, read_only
 
 if TYPE_CHECKING:
     from augury.batch import MtpSlotInput, SlotInput
-    from augury.memory_manager import Opened
+    from augury.interfaces.memory_manager import Opened
 
 
 class Pass(ABC):

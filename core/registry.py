@@ -252,7 +252,7 @@ def _reason(cls: type[Any]) -> str | None:
 def _check(kind: str, cls: Any, distribution: str) -> None:
     """Refuse an object that is no usable class of `kind`."""
     base, word = _KINDS[kind][1], _WORDS.get(kind, kind)
-    where = f"{base.__module__}.{base.__name__}"
+    where = f"augury.{base.__name__}"
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise PluginError(f"{cls!r} is no {word}; expected a subclass of {where}")
     if not isinstance(getattr(cls, "name", None), str):

@@ -32,7 +32,7 @@ The {n} values of `general.architecture` in a GGUF file that run. An architectur
 reads the file's metadata and says which blocks the model consists of; backends compute blocks and never see its name. This page
 is written by `make docs`, and a test compares it with what the architectures make of the tiny models in `tests/data/models`.
 
-* **Blocks**: in brackets what they have beyond the plainest of their kind, by the names of their fields in `augury.blocks`.
+* **Blocks**: in brackets what they have beyond the plainest of their kind, by the names of their fields in `augury.model`.
   A feed-forward of two matrices is *without gate*. A plain embedding and output are not mentioned.
 * **State**: what is kept of a text: keys and values or latent vectors of every position, or states of the sequence, which are
   updated in place.

@@ -15,28 +15,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from augury.testing.architecture import check_architecture
-    from augury.testing.backend.suite import check_backend
-    from augury.testing.constraint import check_constraint
-    from augury.testing.contract import ContractError
-    from augury.testing.drafter.suite import check_drafter
-    from augury.testing.memory.suite import check_memory_manager
-    from augury.testing.source import check_source
-    from augury.testing.toy_model import ToyModel
-
-__all__ = [
-    "ContractError",
-    "ToyModel",
-    "check_architecture",
-    "check_backend",
-    "check_constraint",
-    "check_drafter",
-    "check_memory_manager",
-    "check_source",
-]
+    from augury.testing.architecture import check_architecture as check_architecture
+    from augury.testing.backend.suite import check_backend as check_backend
+    from augury.testing.constraint import check_constraint as check_constraint
+    from augury.testing.contract import ContractError as ContractError
+    from augury.testing.drafter.suite import check_drafter as check_drafter
+    from augury.testing.memory.suite import check_memory_manager as check_memory_manager
+    from augury.testing.source import check_source as check_source
+    from augury.testing.tiny_model import N_EMBD as N_EMBD, write_tiny_model as write_tiny_model
+    from augury.testing.toy_model import ToyModel as ToyModel
 
 _HOMES = {
     "ContractError": "contract",
+    "N_EMBD": "tiny_model",
     "ToyModel": "toy_model",
     "check_architecture": "architecture",
     "check_backend": "backend.suite",
@@ -44,7 +35,9 @@ _HOMES = {
     "check_drafter": "drafter.suite",
     "check_memory_manager": "memory.suite",
     "check_source": "source",
+    "write_tiny_model": "tiny_model",
 }
+__all__ = list(_HOMES)  # type checkers go by the imports above
 
 
 def __getattr__(name: str) -> Any:
@@ -52,3 +45,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'augury.testing' has no attribute {name!r}")
     return getattr(import_module(f"augury.testing.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

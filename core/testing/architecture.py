@@ -19,12 +19,12 @@ from augury.registry import Registry
 from augury.testing.contract import Check, Contract, run_checks
 from augury.testing.toys import registry_with_toys
 
-_WHERE = "augury.interfaces.Architecture.plans"
-NAME = Contract("An architecture has the name that its files state as general.architecture.", "augury.interfaces.Architecture")
+_WHERE = "augury.model.Architecture.plans"
+NAME = Contract("An architecture has the name that its files state as general.architecture.", "augury.model.Architecture")
 PLANS = Contract("`plans` gives a ModelPlan for each name, `main` among them.", _WHERE)
-TENSORS = Contract("The file has every tensor of a plan, in the shape that the plan says.", "augury.blocks.ModelPlan.shapes")
-SIZES = Contract("The blocks of a plan fit each other.", "augury.blocks")
-NUMBERS = Contract("The numbers of a plan are finite and in range.", "augury.blocks")
+TENSORS = Contract("The file has every tensor of a plan, in the shape that the plan says.", "augury.model.ModelPlan.shapes")
+SIZES = Contract("The blocks of a plan fit each other.", "augury.model")
+NUMBERS = Contract("The numbers of a plan are finite and in range.", "augury.model")
 DAMAGED = Contract(
     "Metadata or tensors that are missing or make no sense are a ModelFileError, or an UnsupportedError.", _WHERE
 )

@@ -18,15 +18,15 @@ from augury.testing.drafter.driven import Subject as DrafterSubject
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output
 from augury.testing.toys import ToyDrafter, find_plugin
 
-ERROR = Contract("A constraint that was made raises nothing.", "augury.constraint.Constraint")
-MASK = Contract("`allowed` returns (V,) bool.", "augury.constraint.Constraint.allowed")
-DEAD_END = Contract("Something may follow, until the output is complete.", "augury.constraint.Constraint.allowed")
-COMPLETE = Contract("`is_complete` is true or false.", "augury.constraint.Constraint.is_complete")
-FORCED = Contract("A forced token is the only one allowed after those before it.", "augury.constraint.Constraint.forced")
-QUESTION = Contract("Only `accept` changes what a constraint says.", "augury.constraint.Constraint")
-FUNCTION = Contract("What is allowed depends on options and output alone.", "augury.constraint.Constraint")
-POSSIBLE = Contract("`n_allowed` leaves out no token that may follow.", "augury.constraint.Constraint.n_allowed")
-HOLDS = Contract("What an engine emits was allowed.", "augury.constraint.Constraint")
+ERROR = Contract("A constraint that was made raises nothing.", "augury.plugin.Constraint")
+MASK = Contract("`allowed` returns (V,) bool.", "augury.plugin.Constraint.allowed")
+DEAD_END = Contract("Something may follow, until the output is complete.", "augury.plugin.Constraint.allowed")
+COMPLETE = Contract("`is_complete` is true or false.", "augury.plugin.Constraint.is_complete")
+FORCED = Contract("A forced token is the only one allowed after those before it.", "augury.plugin.Constraint.forced")
+QUESTION = Contract("Only `accept` changes what a constraint says.", "augury.plugin.Constraint")
+FUNCTION = Contract("What is allowed depends on options and output alone.", "augury.plugin.Constraint")
+POSSIBLE = Contract("`n_allowed` leaves out no token that may follow.", "augury.plugin.Constraint.n_allowed")
+HOLDS = Contract("What an engine emits was allowed.", "augury.plugin.Constraint")
 
 _N_OUTPUTS = 12
 _N_TOKENS = 60  # of an output, unless it ends

@@ -20,11 +20,11 @@ from augury.registry import Registry
 from augury.testing.contract import Check, Contract, ContractError, run_checks
 from augury.testing.toys import registry_with_toys
 
-HANDLES = Contract("`handles` says true or false of any text, and true of its names.", "augury.interfaces.Source.handles")
-FETCH = Contract("`fetch` returns the path of a file.", "augury.interfaces.Source.fetch")
-UNKNOWN = Contract("What cannot be fetched is a ModelFileError, and leaves nothing.", "augury.interfaces.Source.fetch")
-AGAIN = Contract("What is there already is not downloaded again.", "augury.interfaces.Source.fetch")
-WHOLE = Contract("A file has its name once it is whole, and nothing else is left.", "augury.interfaces.Source.fetch")
+HANDLES = Contract("`handles` says true or false of any text, and true of its names.", "augury.plugin.Source.handles")
+FETCH = Contract("`fetch` returns the path of a file.", "augury.plugin.Source.fetch")
+UNKNOWN = Contract("What cannot be fetched is a ModelFileError, and leaves nothing.", "augury.plugin.Source.fetch")
+AGAIN = Contract("What is there already is not downloaded again.", "augury.plugin.Source.fetch")
+WHOLE = Contract("A file has its name once it is whole, and nothing else is left.", "augury.plugin.Source.fetch")
 
 _ANY_TEXTS = ("", " ", ":", "/", ".", "~", "a/b", "no-such-model", "\0", "x" * 5000, "é☃", "C:\\model.gguf", "http://[")
 _N_INTERRUPTS = 25  # of each reference: spread over all calls that the source's own code makes

@@ -6,10 +6,12 @@ import pytest
 import augury
 
 
-def test_every_public_name_is_found_where_it_lives():
-    assert sorted(augury._HOMES) == augury.__all__ == sorted(augury.__all__)
-    for name in augury.__all__:
-        assert getattr(augury, name) is getattr(sys.modules[f"augury.{augury._HOMES[name]}"], name)
+def test_names_are_those_of_the_modules_that_define_them():
+    from augury.engine.engine import Engine
+    from augury.errors import OptionError
+
+    assert augury.Engine is Engine
+    assert augury.OptionError is OptionError
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():
@@ -17,7 +19,9 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
         _ = augury.Drafters
 
 
-def test_importing_augury_imports_nothing_else():
-    script = "import sys, augury; print([name for name in sys.modules if name.split('.')[0] in ('numpy', 'attr', 'pluggy')])"
+@pytest.mark.parametrize("module", ["augury", "augury.testing"])
+def test_importing_what_every_command_and_every_pytest_loads_imports_nothing_else(module):
+    heavy = ("numpy", "attr", "pluggy", "rich", "numba", "pytest")
+    script = f"import sys, {module}; print([name for name in sys.modules if name.split('.')[0] in {heavy}])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"

@@ -135,14 +135,14 @@ class Misnamed(Unfinished):
 @pytest.mark.parametrize(
     ("hook", "reason"),
     [
-        (lambda: [Unfinished], "unfinished lacks draft, see augury.drafter.Drafter"),
+        (lambda: [Unfinished], "unfinished lacks draft, see augury.Drafter"),
         (lambda: [Odd], "an option is annotated with 'bytes'"),
         (lambda: [Plain], "PlainOptions'>, expected a class with attrs' @frozen, whose fields are made by augury.option"),
         (lambda: [Nameless], "drafter Nameless states no name"),
         (lambda: [Misnamed], "drafter Misnamed is named 'two:words', expected letters, digits and any of -_."),
         (broken, "no such device"),
         (lambda: [Old], "plugin API 0, this augury has 1"),
-        (lambda: [MemoryManager], "is no drafter; expected a subclass of augury.drafter.Drafter"),
+        (lambda: [MemoryManager], "is no drafter; expected a subclass of augury.Drafter"),
         (lambda: ["text"], "expected a subclass"),
         (lambda: None, "augury_drafters returned None, expected a list of classes"),
         (lambda: Lucky, ".Lucky'>, expected a list of classes"),

@@ -1,15 +1,22 @@
-"""Who may import whom: wings as docs/architecture.md says, plugins what docs/plugins.md promises, and nobody in a circle."""
+"""Who may import whom: wings as docs/architecture.md says, plugins what public modules offer, and nobody in a circle."""
 
 import ast
 import re
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
+from operator import attrgetter
 from types import ModuleType
 
 import pytest
 from support.sources import MODULES, ROOT, import_graph
 
-import augury.testing
+import augury
 from augury.registry import Registry
+
+PUBLIC = ["augury", *(f"augury.{name}" for name in ("drafter", "backend", "model", "plugin", "testing"))]
+KERNELS = ["augury.backend.numba_cpu", "augury.backend.numba_cuda"]
+PAGES = [path for path in (ROOT / "docs").glob("*.md") if path.name != "architecture.md"]  # which shows the inside
+STRANGERS = ROOT / "tests/packaging/test_strangers.py"
 
 CORE = {"files", "text", "engine", "speculation", "testing", "cli", "contract", "registry", "placement", "loader", "entry"}
 
@@ -20,6 +27,8 @@ def wing(module):
         return "entry"
     if rest[0] in {"backends", "plugins"}:
         return ".".join(rest[:2])
+    if rest[0] in {"drafter", "backend", "model", "plugin"}:
+        return "public"
     return rest[0] if rest[0] in CORE or rest[0] == "drafters" else "contract"
 
 
@@ -66,18 +75,56 @@ def test_no_modules_import_each_other_in_a_circle():
         pytest.fail(f"a circle of imports, type-checking ones included: {' <- '.join(error.args[1])}")
 
 
+def test_the_public_modules_are_those_of_the_page():
+    assert [name for (name,), _ in documented("plugins.md", "What a plugin may import")] == PUBLIC
+
+
+@pytest.mark.parametrize("name", ["augury", "augury.testing"])
+def test_type_checkers_read_of_the_names_that_are_imported_when_they_are_used(name):
+    module, tree = import_module(name), ast.parse(MODULES[name].read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    read = {each.asname: node.module for node in block.body for each in node.names if node.module.startswith("augury")}
+    assert read == {each: f"{name}.{home}" for each, home in module._HOMES.items()}
+    assert dir(module) == sorted(read)
+    assert not [each for each in read if isinstance(getattr(module, each), ModuleType)], "hidden by modules"
+
+
 def test_plugins_import_what_any_plugin_may():
-    rows = documented("plugins.md", "What a plugin may import")
-    promised = {"augury", *(f"augury.{name}" for names, _ in rows for name in names)}
-    assert promised <= set(MODULES), "of no module"
-    assert len(rows) < 12, "what is promised no longer fits on a screen"
-    for module, imported in import_graph().items():
-        if wing(module) not in CORE:
-            strange = {name for name in imported - promised if wing(name) != wing(module)}
-            assert not strange, f"{module} imports what docs/plugins.md promises to no plugin"
+    offered = {name for module in (*PUBLIC, *KERNELS) for name in dir(import_module(module))}
+    for module, path in MODULES.items():
+        if wing(module) not in {*CORE, "public"}:
+            strange = {name for home, name in imported_names(path) if wing(home) != wing(module)} - offered
+            assert not strange, f"{module} imports what no public module offers"
 
 
-@pytest.mark.parametrize("module", [augury, augury.testing])
-def test_what_a_module_offers_is_imported_when_it_is_used(module):
-    assert set(module._HOMES) == set(module.__all__)
-    assert not [name for name in module.__all__ if isinstance(getattr(module, name), ModuleType)], "hidden by modules"
+def imported_names(path):
+    """The names that a file imports of augury, each with the module that it comes from."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    names = [(node.module, each.name) for node in nodes if node.module.startswith("augury") for each in node.names]
+    return [(home, name) for home, name in names if f"{home}.{name}" not in MODULES]  # a folder of operations is none
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*PAGES, ROOT / "README.md", *(ROOT / "plugins/scaffold").rglob("*.jinja"), STRANGERS],
+    ids=lambda path: path.name,
+)
+def test_what_strangers_are_shown_imports_public_modules_alone(path):
+    text = path.read_text()
+    if path == STRANGERS:
+        constants = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+        text = "\n".join(each for each in constants if isinstance(each, str))
+    assert not set(re.findall(r"^\s*(?:from|import) (augury[\w.]*)", text, re.MULTILINE)) - {*PUBLIC, *KERNELS}
+
+
+def test_a_broken_contract_is_documented_where_it_says():
+    calls = [node for path in (ROOT / "core/testing").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    places = [
+        each.args[1].value
+        for each in calls
+        if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "Contract" and isinstance(each.args[1], ast.Constant)
+    ]
+    places = [place for place in places if place.startswith("augury.")]
+    assert len(places) > 40
+    for place in places:
+        attrgetter(*place.split(".", 1)[1:])(augury)

@@ -16,8 +16,7 @@ from augury.testing.tiny_model import write_tiny_model
 PAGE = Path(__file__).parents[2] / "docs" / "write-an-architecture.md"
 _, TIDAL, _, SOFT, _, _, TINY = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 MEMORY = """
-from augury import hookimpl
-from augury.plugins.memory.contiguous import Contiguous
+from augury.plugin import Contiguous, hookimpl
 
 
 class Forgetful(Contiguous):
@@ -32,9 +31,7 @@ def augury_memory_managers():
     return [Forgetful]
 """
 ARCHITECTURE = """
-from augury import Architecture, hookimpl
-from augury.blocks import Layer
-from augury.plugins.architectures.decoder import Decoder
+from augury.model import Architecture, Decoder, Layer, hookimpl
 
 
 class Oracular(Architecture):
@@ -55,9 +52,8 @@ EMITTER = """
 from typing import Any
 
 import numpy as np
-from augury.backends.numba_cpu.kernels.extension import Record, StridedRows, get_f32, kernel, nested, put_f32
-from augury.backends.numba_cpu.kernels.extension import row_of, struct
-from augury.backends.numba_cpu.operations import OperationEmitter, Work
+from augury.backend.numba_cpu import OperationEmitter, Record, StridedRows, Work
+from augury.backend.numba_cpu import get_f32, kernel, nested, put_f32, row_of, struct
 
 
 @struct
@@ -87,9 +83,7 @@ class SoftenEmitter(OperationEmitter):
 OPERATION = (
     SOFT.replace('"numba-cpu": soften', '"numba-cpu": "stranger_operation_cpu:SoftenEmitter"')
     + """
-from augury import Architecture, hookimpl
-from augury.blocks import Layer
-from augury.plugins.architectures.decoder import Decoder
+from augury.model import Architecture, Decoder, Layer, hookimpl
 
 
 class Soft(Architecture):

@@ -10,7 +10,7 @@ BEGIN = Contract("`begin` returns None, or an iterator that comes to an end.", "
 HELD = Contract("`n_held` returns how many of the first tokens it can do without, 0 to all.", "augury.Drafter.n_held")
 LIMIT = Contract("A draft has at most `limit` tokens.", f"augury.Drafter.draft, and `limit` in {_GUIDE}")
 VOCABULARY = Contract("A draft's tokens are tokens of the target.", f"augury.Drafter.draft, and `limit` in {_GUIDE}")
-DRAFT = Contract("`draft` returns a Draft whose parts fit each other.", "augury.types.Draft")
+DRAFT = Contract("`draft` returns a Draft whose parts fit each other.", "augury.drafter.Draft")
 HISTORY = Contract("A drafter never writes into `history`.", f"augury.Drafter, and `history` in {_GUIDE}")
 REFERENCE = Contract(
     "A drafter keeps no reference to `history` beyond the request.", f"augury.Drafter, and `history` in {_GUIDE}"
@@ -26,14 +26,14 @@ AHEAD = Contract(
     "Drafting ahead leaves no trace but the draft, which is what `draft` gives once the guess is history.",
     "augury.DrafterTraits.drafts_ahead",
 )
-PACE = Contract("A drafter that `is_paced` ends its drafts where `Ask.pace` says.", "augury.interfaces.Pace")
+PACE = Contract("A drafter that `is_paced` ends its drafts where `Ask.pace` says.", "augury.drafter.Pace")
 OPTIONS = Contract(
-    "Options have defaults inside their bounds, and refuse with an OptionError what is outside.", "augury.options.option"
+    "Options have defaults inside their bounds, and refuse with an OptionError what is outside.", "augury.plugin.option"
 )
 BOUNDS = Contract("A drafter works, or refuses with an AuguryError, at the bounds of its options.", f"“Options” in {_GUIDE}")
 CHOSEN = Contract("A drafter that was chosen can be made, or says in an AuguryError why not.", "augury.Drafter")
 LOSSLESS = Contract("The output is that of plain decoding, to the bit.", "docs/architecture.md, “Why the output cannot change”")
-COUNTS = Contract("Statistics add up: emitted = rounds + accepted, and so on.", "augury.types.Summary")
+COUNTS = Contract("Statistics add up: emitted = rounds + accepted, and so on.", "augury.plugin.Summary")
 DISTRIBUTION = Contract(
     "Verified by rejection the output keeps the target's distribution: `probabilities` are what each token was drawn from.",
     f"“A draft” in {_GUIDE}",

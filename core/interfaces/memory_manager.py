@@ -11,7 +11,7 @@ from attrs import Factory, field, frozen
 
 from augury.batch import Reservation
 from augury.errors import UnsupportedError
-from augury.plugin import Plugin
+from augury.interfaces.plugin import Plugin
 from augury.slot_states import SlotStates
 from augury.types import Allocation, StateSpec
 

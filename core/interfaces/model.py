@@ -1,60 +1,30 @@
-"""The classes that plugins implement: `Backend` and `Model`, `Drafter`, `MemoryManager`, `Architecture`, `Source`.
-
-Hooks (`augury.hookspecs`) hand the classes over once; from then on these methods are called directly. Every class states its
-`name`, the plugin API it was written for, and, where it has options, its options class (`augury.options`).
-"""
+"""`Architecture`, which describes models, and `Backend` and `Model`, which compute them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import numpy as np
-from attrs import frozen
 
 from augury.batch import Batch
 from augury.devices import CPU, DeviceInfo
-from augury.drafter import Ask, Drafter, DrafterTraits, Pace, Session
 from augury.files.gguf import BORROWED
+from augury.interfaces.plugin import Plugin
 from augury.memory_limit import n_bytes_of_machine
-from augury.memory_manager import MemoryManager, Opened
 from augury.passes import ArrayPass
-from augury.plugin import API_VERSION, Plugin
 from augury.slot_states import SlotStates
 from augury.types import Allocation
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
+    from augury.interfaces.source import Progress
     from augury.passes import Pass
     from augury.types import ModelOptions, StateSpec
-
-__all__ = [
-    "API_VERSION",
-    "Architecture",
-    "Ask",
-    "Backend",
-    "DeviceInfo",
-    "Drafter",
-    "DrafterTraits",
-    "FoundModel",
-    "MemoryManager",
-    "Model",
-    "Opened",
-    "Pace",
-    "Plugin",
-    "Progress",
-    "Session",
-    "Source",
-    "StoredModel",
-]
-
-
-# Models
 
 
 class Model(SlotStates, ABC):
@@ -200,13 +170,6 @@ class Backend(Plugin, ABC):
         """
 
 
-class Progress:
-    """Called with the progress of a long task; this one shows nothing."""
-
-    def __call__(self, task: str, done: int, total: int) -> None:
-        """`done` of `total` units of `task` are done; an unknown `total` is 0."""
-
-
 class Architecture(Plugin, ABC):
     """Writes the plans of one model family. `name` is the file's `general.architecture`."""
 
@@ -221,76 +184,4 @@ class Architecture(Plugin, ABC):
         Raises:
             ModelFileError: A key or tensor is missing or inconsistent.
             UnsupportedError: A valid variant that is not implemented.
-        """
-
-
-# Models' files
-
-
-@frozen
-class StoredModel:
-    """A model on this machine: what `-m` takes, and its files, of a split model the first one first."""
-
-    reference: str
-    files: tuple[Path, ...]
-    is_removable: bool = False
-
-
-@frozen
-class FoundModel:
-    """A model that could be fetched: what `-m` takes, and a line about it."""
-
-    reference: str
-    about: str
-
-
-class Source(Plugin, ABC):
-    """Where model files come from."""
-
-    @classmethod
-    @abstractmethod
-    def handles(cls, reference: str) -> bool:
-        """Whether `reference`, as a user typed it, is this source's to resolve."""
-
-    @classmethod
-    def names(cls) -> Mapping[str, str]:
-        """Short names that it knows, each with a line of description."""
-        return {}
-
-    @classmethod
-    def find(cls, reference: str, folder: Path) -> Path | None:  # noqa: ARG003 - of those that override it
-        """The file (of a split model the first) that `reference` means where it is here already; nothing is downloaded."""
-        return None
-
-    @classmethod
-    def stored(cls, folder: Path) -> Iterable[StoredModel]:  # noqa: ARG003
-        """The models that it has on this machine, whole, in `folder` or a place of its own."""
-        return ()
-
-    @classmethod
-    def remove(cls, model: StoredModel, folder: Path) -> None:
-        """Remove the files of a stored model that is removable."""
-        raise NotImplementedError
-
-    @classmethod
-    def search(cls, text: str) -> Iterable[FoundModel]:  # noqa: ARG003
-        """Models that it could fetch, best first, by the words of a user.
-
-        Raises:
-            ModelFileError: It cannot look.
-        """
-        return ()
-
-    @classmethod
-    def draft_of(cls, reference: str) -> str | None:  # noqa: ARG003
-        """The reference of a smaller model that drafts well for a model, where it knows one."""
-        return None
-
-    @classmethod
-    @abstractmethod
-    def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
-        """The file (of a split model the first) that `reference` means, downloaded into `folder` unless it is there.
-
-        Raises:
-            ModelFileError: There is no such model, or it could not be fetched whole.
         """

@@ -1,0 +1,87 @@
+"""`Source`: where model files come from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from attrs import frozen
+
+from augury.interfaces.plugin import Plugin
+
+
+class Progress:
+    """Called with the progress of a long task; this one shows nothing."""
+
+    def __call__(self, task: str, done: int, total: int) -> None:
+        """`done` of `total` units of `task` are done; an unknown `total` is 0."""
+
+
+@frozen
+class StoredModel:
+    """A model on this machine: what `-m` takes, and its files, of a split model the first one first."""
+
+    reference: str
+    files: tuple[Path, ...]
+    is_removable: bool = False
+
+
+@frozen
+class FoundModel:
+    """A model that could be fetched: what `-m` takes, and a line about it."""
+
+    reference: str
+    about: str
+
+
+class Source(Plugin, ABC):
+    """Where model files come from."""
+
+    @classmethod
+    @abstractmethod
+    def handles(cls, reference: str) -> bool:
+        """Whether `reference`, as a user typed it, is this source's to resolve."""
+
+    @classmethod
+    def names(cls) -> Mapping[str, str]:
+        """Short names that it knows, each with a line of description."""
+        return {}
+
+    @classmethod
+    def find(cls, reference: str, folder: Path) -> Path | None:  # noqa: ARG003 - of those that override it
+        """The file (of a split model the first) that `reference` means where it is here already; nothing is downloaded."""
+        return None
+
+    @classmethod
+    def stored(cls, folder: Path) -> Iterable[StoredModel]:  # noqa: ARG003
+        """The models that it has on this machine, whole, in `folder` or a place of its own."""
+        return ()
+
+    @classmethod
+    def remove(cls, model: StoredModel, folder: Path) -> None:
+        """Remove the files of a stored model that is removable."""
+        raise NotImplementedError
+
+    @classmethod
+    def search(cls, text: str) -> Iterable[FoundModel]:  # noqa: ARG003
+        """Models that it could fetch, best first, by the words of a user.
+
+        Raises:
+            ModelFileError: It cannot look.
+        """
+        return ()
+
+    @classmethod
+    def draft_of(cls, reference: str) -> str | None:  # noqa: ARG003
+        """The reference of a smaller model that drafts well for a model, where it knows one."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
+        """The file (of a split model the first) that `reference` means, downloaded into `folder` unless it is there.
+
+        Raises:
+            ModelFileError: There is no such model, or it could not be fetched whole.
+        """
