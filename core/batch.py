@@ -28,13 +28,17 @@ class Batch:
     before `accepted`, and both before anything else; they apply to all layers, not only to `layers`, as `saves` before
     the first token.
 
-    A pass may go through some `layers` alone, the output included: from the first ones on it drafts for its own model. Where
-    others computed the layers before, `hidden` takes on from them, perhaps through no layer more, but the output; they ask for
-    `features` of their last layer, and no rows. A pass through one layer that predicts further tokens, which is numbered on
-    from the others, or through all layers of an assistant, reads tokens and, as `hidden`, the states of the token before each:
-    see `MtpLayer`. An assistant attends to the model's positions up to that previous token, whose position it is given;
-    `accepted` ones are moved first. Otherwise such a pass does nothing that concerns all layers. A model that drafts blocks
-    goes through no layer with hidden states: it keeps keys and values that each layer makes of them, see `DraftBlock`.
+    A pass goes through one `part`, see `ModelPlan.parts`, and the output that belongs to it:
+
+    | part | reads | keeps | concerns all layers |
+    |---|---|---|---|
+    | `main` | tokens, or `hidden` in place of their embedding; as the draft model of another one both | all | yes |
+    | `mtp.0`, ... | tokens, and as `hidden` the state of the token before each | caches of its own | no |
+    | `assistant` | the same, each at the position of the token before it | nothing | moves `accepted` first |
+    | `inject` | `hidden`; of tokens the places alone | keys and values that each layer makes of it | yes |
+
+    Some `layers` of `main` from the first on draft for their own model. Later ones, or the output alone, take on from others,
+    which ask for `features` of their last layer, and no rows.
 
     A draft may need only the logits of a `vocabulary`. Those of other tokens may then be -inf, which saves computing them. A
     model keeps its preparation for a vocabulary as long as it is given the same array.
@@ -51,13 +55,14 @@ class Batch:
     parents: np.ndarray | None = None  # (n,) int32, the index of each token's parent, -1: the slot's text; None: chains
     accepted: np.ndarray | None = None  # (m, 3) int32: slot, cell, position of tokens of its last pass; without a state per
     # sequence those alone that change place: they are copied in order
-    layers: tuple[int, int] | None = None  # first, end: of these layers and the output alone; None: of all
+    layers: tuple[int, int] | None = None  # first, end: of these layers of `main` and the output alone; None: of all
     is_drafted: np.ndarray | None = None  # (n,) bool: not taken into the state of the sequence; None: all are certain
     restores: np.ndarray | None = None  # (m,) int32: slots whose state of the sequence is restored
     saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
     hidden: np.ndarray | None = None  # (n, S * E) float32: output of the layer before the first, in place of the embedding
     features: tuple[str, ...] = ()  # further results for every token, by their names in `Model.features`
     vocabulary: np.ndarray | None = None  # (m,) int32, rising: the tokens whose logits are wanted; None: all
+    part: str = "main"  # that it goes through
 
     @classmethod
     def chain(
@@ -120,8 +125,8 @@ class SlotInput:
 
 
 @frozen(eq=False)
-class MtpSlotInput:
-    """One slot's share of a pass through a layer that predicts further tokens."""
+class PartInput:
+    """One slot's share of a pass through a part that predicts further tokens."""
 
     slot: int
     start: int  # the position of the first token
@@ -228,7 +233,7 @@ class StateUpdates:
             self._left[slot].is_restored = True
         for slot, n in batch.saves.tolist() if batch.saves is not None else ():
             self._left[slot].save = n
-        self._in_turn = set(batch.slots.tolist()) if batch.layers is None else set[int]()
+        self._in_turn = set(batch.slots.tolist()) if batch.part == "main" and batch.layers is None else set[int]()
 
     def before(self) -> list[tuple[int, StateUpdate]]:
         """Slots, each with the changes of its state in all layers before the batch, by a pass over no tokens.
@@ -258,11 +263,8 @@ def check_batch(
     info: ModelInfo,
     spec: StateSpec,
     features: Mapping[str, int],
-    *,
-    n_hidden: int | None = None,
-    takes_hidden: bool = False,
 ) -> None:
-    """Refuse a pass over positions, slots, tokens, layers or features that a model does not have: kernels do not check.
+    """Refuse a pass over positions, slots, tokens, parts or features that a model does not have: kernels do not check.
 
     Args:
         batch: The pass. With `parents` its `Tree` checks these.
@@ -270,12 +272,10 @@ def check_batch(
         info: `Model.info`.
         spec: `Model.state_spec`.
         features: `Model.features`.
-        n_hidden: See `ModelPlan.n_hidden`; None for the values of one residual stream.
-        takes_hidden: Whether it embeds no tokens, and so has to be given hidden states.
 
     Raises:
         CapacityError: A position, slot or cell does not exist, or a slot has more drafted tokens than are kept aside.
-        OptionError: The same of a token, layer or feature, or certain and drafted tokens are out of order.
+        OptionError: The same of a token, part, layer or feature, or certain and drafted tokens are out of order.
     """
     # lists: of a round's few tokens NumPy's reductions take longer
     positions, slots, tokens = batch.positions.tolist(), batch.slots.tolist(), batch.tokens.tolist()
@@ -285,8 +285,7 @@ def check_batch(
         raise CapacityError(f"slot {max(slots)} does not exist; there are {spec.n_slots}")
     if tokens and not 0 <= min(tokens) <= max(tokens) < n_tokens:
         raise OptionError(f"tokens from {min(tokens)} to {max(tokens)}, expected ids from 0 to {n_tokens - 1}")
-    if takes_hidden or batch.layers is not None or batch.hidden is not None or batch.features:
-        _check_layers(batch, info, features, info.n_embd if n_hidden is None else n_hidden, takes_hidden=takes_hidden)
+    _check_part(batch, info, features)
     if batch.accepted is not None and len(batch.accepted):
         _check_accepted(batch.accepted, spec)
     if spec.draft_max is not None and (batch.is_drafted is not None or batch.parents is not None):
@@ -304,31 +303,27 @@ def check_vocabulary(vocabulary: np.ndarray, n_vocab: int) -> None:
         raise OptionError(f"a vocabulary of {n} tokens, expected some, which rise from 0 to {n_vocab - 1}")
 
 
-def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_hidden: int, *, takes_hidden: bool) -> None:
-    first, end = batch.layers or (0, info.n_layers)
-    n_mtp, is_mtp = len(info.mtp_layers), (first, end) in info.mtp_layers
-    if is_mtp:
-        feature = info.mtp_features[info.mtp_layers.index((first, end))]
-        n_hidden = features.get(feature, n_hidden)  # of a stage without layers all residual streams
-    elif not 0 <= first <= end <= info.n_layers or (
-        first == end and info.n_layers and batch.hidden is None and not takes_hidden
-    ):
-        more = f", or one of the {n_mtp} after them" if n_mtp else ""
-        raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}{more}")
-    shape, found = (len(batch.tokens), n_hidden), batch.hidden
-    if (first or found is not None) and not is_mtp and info.n_layers and "layer.0" not in features:
+def _check_part(batch: Batch, info: ModelInfo, features: Mapping[str, int]) -> None:
+    if (part := info.parts.get(batch.part)) is None:
+        raise OptionError(f"a pass through part {batch.part!r}, of a model that has {', '.join(info.parts)}")
+    (first, end), found, n_layers = batch.layers or part.layers, batch.hidden, info.n_layers
+    is_given, is_main = found is not None, batch.part == "main"
+    is_some = first < end or not n_layers or is_given or part.needs_hidden
+    if batch.layers is not None and not (is_main and 0 <= first <= end <= n_layers and is_some):
+        raise OptionError(f"a pass through layers {first} to {end} of {batch.part}, expected some of 0 to {n_layers} of main")
+    if (first or is_given) and is_main and n_layers and "layer.0" not in features:
         raise OptionError(
-            f"a pass from layer {first} on{' with hidden states' * (found is not None)}, but the model's layers begin or "
+            f"a pass from layer {first} on{' with hidden states' * is_given}, but the model's layers begin or "
             "trade residual streams, which are not known there; begin with tokens at layer 0"
         )
-    if (first or takes_hidden) if found is None else found.shape != shape or found.dtype != np.float32:
+    shape = (len(batch.tokens), part.width)
+    if (first or part.needs_hidden) if found is None else found.shape != shape or found.dtype != np.float32:
         given = "missing" if found is None else f"{found.dtype} of shape {found.shape}"
         raise OptionError(f"hidden states for a pass from layer {first} on are {given}, expected float32 of shape {shape}")
     for name in batch.features:
         _, _, layer = name.partition("layer.")
-        is_begun = name == "embedding" and (first > 0 or found is not None)
-        is_through = info.block is None or found is None
-        if name not in features or is_begun or (layer and not (is_through and first <= int(layer) < end)):
+        is_begun = name == "embedding" and (first > 0 or is_given)
+        if name not in features or is_begun or (layer and not (batch.part != "inject" and first <= int(layer) < end)):
             known = ", ".join(each for each in features) or "none"
             raise OptionError(f"feature {name!r} of a pass through layers {first} to {end}; the model has {known}")
 

@@ -134,7 +134,7 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
     if name not in plans:
         raise OptionError(f"{file.path}: its architecture {file.architecture!r} has no plan {name!r}, only {', '.join(plans)}")
     plan = plans[name]
-    for part in plan.parts():
+    for part in plan.tensors():
         for tensor in part.shapes if not isinstance(part, Integers) else ():
             if (kind := file.tensor(tensor).type).integers is not None:
                 raise ModelFileError(f"{file.path}: tensor {tensor!r} is stored as {kind.name}, expected a type of weights")
@@ -278,7 +278,7 @@ class Loader:
             model = device.load(file, plan, wanted, self._progress)
             kind, mtp = (
                 CheckedContext if purpose == "draft" else EngineContext,
-                MtpStates(model) if plan.mtp_keeps else None,
+                MtpStates(model) if any(part.caches for part in info.heads.values()) else None,
             )
             self.contexts.append(kind(model, make_manager(model.state_spec, mtp or model), mtp, lack))
             self.backends.append(device)

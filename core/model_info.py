@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from attrs import Factory, field, frozen
 
+from augury.part import Part
+
 if TYPE_CHECKING:
-    from augury.blocks import DraftBlock, ModelPlan
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
 _POOLING = ("none", "mean", "cls", "last", "rank")  # by a file's `pooling_type`
@@ -28,17 +31,18 @@ class ModelInfo:
     digest: str = ""  # of its weights, see `ModelFile.digest`; empty of a model without a file
     pooling: str | None = None  # of embeddings, by llama.cpp's names; None: the file says nothing
     has_embedding_head: bool = False  # whether a head makes its embeddings of the last norm's output
-    # the features that its layers which predict further tokens are given, one by one; empty unless such layers are loaded
-    mtp_features: tuple[str, ...] = field(default=(), repr=False)
-    mtp_layers: tuple[tuple[int, int], ...] = field(  # see `ModelPlan.mtp_layers`; unless said otherwise one each
+    parts: Mapping[str, Part] = field(  # see `ModelPlan.parts`; unless said otherwise `main` alone
         default=Factory(
-            lambda self: tuple((i, i + 1) for i, _ in enumerate(self.mtp_features, self.n_layers)), takes_self=True
+            lambda self: {"main": Part((0, self.n_layers), (), f"layer.{self.n_layers - 1}", self.n_embd)}, takes_self=True
         ),
         repr=False,
+        hash=False,
     )
-    mtp_keeps: bool = field(default=True, repr=False)  # see `ModelPlan.mtp_keeps`
-    hidden_of: tuple[str, ...] = field(default=(), repr=False)  # see `ModelPlan.hidden_of`; of heads of other models alone
-    block: DraftBlock | None = field(default=None, repr=False)  # of heads that draft several tokens with one pass
+
+    @property
+    def heads(self) -> dict[str, Part]:
+        """Its parts that predict further tokens, in order."""
+        return {name: part for name, part in self.parts.items() if name not in {"main", "inject"}}
 
     @classmethod
     def of(cls, file: ModelFile, plan: ModelPlan) -> ModelInfo:
@@ -54,11 +58,7 @@ class ModelInfo:
             digest=file.digest,
             pooling=_pooling_of(file),
             has_embedding_head=f"{_HEADS.get(file.architecture)}.weight" in file.tensors,
-            mtp_features=plan.mtp_features,
-            mtp_layers=plan.mtp_layers,
-            mtp_keeps=plan.mtp_keeps,
-            hidden_of=plan.hidden_of,
-            block=plan.block,
+            parts=plan.parts,
         )
 
 

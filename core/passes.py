@@ -13,8 +13,9 @@ from augury.errors import OptionError
 from augury.types import Draft, ModelInfo, StateSpec, read_only
 
 if TYPE_CHECKING:
-    from augury.batch import MtpSlotInput, SlotInput
+    from augury.batch import PartInput, SlotInput
     from augury.interfaces.memory_manager import Opened
+    from augury.part import Part
 
 
 class Pass(ABC):
@@ -288,13 +289,12 @@ class Target(ABC):
     """
 
     n_layers: int
-    mtp_features: tuple[str, ...] = ()
-    """The features that the layers which predict further tokens are given, one by one. Empty where there are none; a target
-    whose file has such layers loads them for drafters with `uses_mtp`."""
-    mtp_keeps: bool = True  # whether they keep something of tokens, or are an assistant, which reads the target's caches
-    lack_of_mtp: str = "the target has no layers that predict further tokens"  # why there are none, where that is so
+    heads: Mapping[str, Part] = MappingProxyType({})
+    """Its parts that predict further tokens, by name. Empty where there are none; a target whose file has such parts loads them
+    for drafters with `uses_mtp`."""
+    lack_of_heads: str = "the target has no layers that predict further tokens"  # why there are none, where that is so
     features: Mapping[str, int] = MappingProxyType({})  # of each token, for drafters; see `Model.features`
-    chain_rows: int = 0  # of passes of `forward_mtp` that follow each other; see `Model`
+    chain_rows: int = 0  # of passes of `forward_part` that follow each other; see `Model`
 
     @abstractmethod
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
@@ -315,40 +315,35 @@ class Target(ABC):
             CapacityError: The tokens do not fit into a slot.
         """
 
-    def forward_mtp(
+    def forward_part(
         self,
-        feeds: Sequence[MtpSlotInput],  # noqa: ARG002
-        layer: int = 0,
+        part: str,
+        feeds: Sequence[PartInput],  # noqa: ARG002
         vocabulary: np.ndarray | None = None,  # noqa: ARG002
         n_more: int = 0,  # noqa: ARG002
     ) -> Pass:
-        """Compute a layer that predicts further tokens, or an assistant, for several slots, and the output that belongs to it.
+        """Compute one of the `heads` for several slots, and the output that belongs to it.
 
         The states of certain tokens stay with the slot's text, wherever that goes. The next certain token overwrites those of
-        drafted tokens. An assistant keeps none: each of its tokens attends to the target's positions before `start`.
+        drafted tokens. A part without `caches` keeps none: each of its tokens attends to the target's positions before `start`.
 
         Args:
+            part: Its name.
             feeds: The shares, one for each slot.
-            layer: Which of these layers.
             vocabulary: See `Batch.vocabulary`.
-            n_more: How many further passes through the layer there are, each over the best token of the one before, with the
+            n_more: How many further passes through the part there are, each over the best token of the one before, with the
                 features handed on; of shares that all have one row.
 
         Returns:
-            Rows in the order of the feeds, those of the first pass first; if there are any, the feature `mtp_given` of the
+            Rows in the order of the feeds, those of the first pass first; if there are any, the feature `Part.output` of the
             last pass is the hidden state for one token more.
 
         Raises:
-            OptionError: There is no such layer, or a share does not fit.
+            OptionError: There is no such part, or a share does not fit.
             CapacityError: A position does not fit into a slot.
         """
-        n, which = len(self.mtp_features), "the layers that predict further tokens"
-        raise OptionError(f"a pass through layer {layer} of {which}, of which this target has {n}")
+        raise OptionError(f"a pass through part {part!r} of this target, expected one of {', '.join(self.heads) or 'none'}")
 
-    def n_mtp_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:  # noqa: ARG002
-        """How many of the first tokens of `text` (t,) int32 such a layer has computed in a slot, wherever that came from."""
+    def n_held(self, part: str, slot: int, text: np.ndarray) -> int:  # noqa: ARG002
+        """How many of the first tokens of `text` (t,) int32 a part has computed in a slot, wherever that came from."""
         return 0
-
-    def mtp_given(self, layer: int = 0) -> str:
-        """The feature of such a layer's passes that is given on."""
-        return "output" if self.mtp_features[layer] == "output" else f"layer.{self.n_layers + layer}"

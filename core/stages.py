@@ -85,8 +85,8 @@ class StagedModel(Model):
         started = perf_counter()
         # as a whole, before the first stage changes anything
         known = (self._plan.embedding.n_vocab, self.info, self.state_spec, self.features)
-        check_batch(batch, *known, n_hidden=self._plan.n_hidden)
-        first, end = batch.layers or (0, self.info.n_layers)
+        check_batch(batch, *known)
+        first, end = batch.layers or self.info.parts[batch.part].layers
         self._plan.check_start(first)
         hidden, features = batch.hidden, dict[str, np.ndarray]()
         *before, (last, model) = self._stages
@@ -174,7 +174,7 @@ def _joined(specs: Sequence[StateSpec]) -> StateSpec:
 
 def _part(batch: Batch, model: Model, layers: tuple[int, int], hidden: np.ndarray | None, features: tuple[str, ...]) -> Batch:
     """A stage's part of a pass: some of its layers."""
-    is_whole = layers == (0, model.info.n_layers)
+    is_whole = batch.part != "main" or layers == (0, model.info.n_layers)
     part = attrs.evolve(batch, layers=None if is_whole else layers, hidden=hidden, features=features)
     if model.state_spec.n_bytes_per_sequence:
         return part

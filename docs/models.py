@@ -151,7 +151,7 @@ def _blocks(plans: Sequence[ModelPlan]) -> str:
             found.setdefault("Layer", {}).update(dict.fromkeys(marks))
         for connection in plan.connections:
             found.setdefault(type(connection).__name__, {}).update(dict.fromkeys(_special(connection)))
-    parts = [part for plan in plans for part in plan.parts()]
+    parts = [part for plan in plans for part in plan.tensors()]
     marks = ["layer norms"] * any(getattr(part, "kind", None) is NormKind.LAYER for part in parts)
     marks += ["fused matrices"] * any(getattr(part, "rows", None) is not None for part in parts)
     texts = [f"{name} ({', '.join(special)})" if special else name for name, special in found.items()]

@@ -51,7 +51,7 @@ class DraftDflash(HeadDrafter):
         Raises:
             UnsupportedError: It is a head of the other kind.
         """
-        block = context.info.block
+        block = context.info.parts["main"].block
         assert block is not None
         if (meant := drafter_for(context.info)) != cls.name:
             raise UnsupportedError(f"{context.info.name} is a head for {meant}; name that instead of {cls.name}")

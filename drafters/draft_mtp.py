@@ -43,9 +43,9 @@ class DraftMtp(FeatureDrafter):
     def __init__(self, options: DraftMtpOptions, session: Session) -> None:
         super().__init__(options, session)
         target, n_vocab = session.target, session.model.n_vocab
-        if not target.mtp_features:
-            raise UnsupportedError(f"draft-mtp: {target.lack_of_mtp}")
-        self.traits = evolve(self.traits, features=target.mtp_features[:1])
+        if not target.heads:
+            raise UnsupportedError(f"draft-mtp: {target.lack_of_heads}")
+        self.traits = evolve(self.traits, features=next(iter(target.heads.values())).input)
         self.runner = session.shared(
             (self.name, options.vocab),
             lambda: MtpRunner(target, session.options.n_ctx, n_vocab=n_vocab, n_first=options.vocab),

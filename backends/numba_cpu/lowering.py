@@ -80,23 +80,25 @@ class Lowering(PlanEmitters[BlockEmitter]):
         layers: tuple[int, int] | None = None,
         features: tuple[str, ...] = (),
         *,
+        part: str = "main",
         takes_hidden: bool = False,
         is_read: bool = True,
     ) -> Program:
-        """The tape of a range of layers and the output, written when it is first asked for.
+        """The tape of a part or a range of its layers, and the output, written when it is first asked for.
 
         Args:
             n: Tokens of a pass. Those of up to `tape.PRIVATE_TOKENS` have a tape of their own.
             layers: Which; None: all.
             features: The features that they give.
+            part: See `Batch.part`.
             takes_hidden: Whether they begin with hidden states.
             is_read: Whether anybody reads logits, or features of the last layer or the output. If not, the tape ends when the
                 last layer has stored its caches and states.
         """
-        space, layers = self._spaces[n > tape.PRIVATE_TOKENS], layers or (0, len(self.plan.layers))
-        key = (space.is_private, layers, features, takes_hidden, is_read)
+        space, layers = self._spaces[n > tape.PRIVATE_TOKENS], layers or self._parts[part].layers
+        key = (space.is_private, part, layers, features, takes_hidden, is_read)
         if key not in self._programs:
-            self._programs[key] = self._program(space, layers, features, takes_hidden=takes_hidden, is_read=is_read)
+            self._programs[key] = self._program(space, part, layers, features, takes_hidden=takes_hidden, is_read=is_read)
         return self._programs[key]
 
     def moving(self, moves: np.ndarray) -> np.ndarray:
@@ -120,9 +122,16 @@ class Lowering(PlanEmitters[BlockEmitter]):
         return [view for block in self._blocks for view in block.slot_memory(slot, n, start)]
 
     def _program(
-        self, space: Workspace, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool, is_read: bool
+        self,
+        space: Workspace,
+        part: str,
+        layers: tuple[int, int],
+        features: tuple[str, ...],
+        *,
+        takes_hidden: bool,
+        is_read: bool,
     ) -> Program:
-        ends = self._ends_of(layers)
+        ends = self._ends_of(part)
         if (begin := ends.input) is not None:  # its passes have one tape for any number of tokens
             space = self._wide[ends.n_embd]
         writing, embedded = Tape(self._weights, self._buffers, space, self._arena), space.embedded
@@ -138,7 +147,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
             self._streams.begin(writing, takes_hidden=takes_hidden)
         if "embedding" in features:
             writing.give_features("embedding", self._streams.all(writing))
-        if takes_hidden and self._injections:
+        if part == "inject":
             layers = (0, 0)
             for emitter in self._injections:
                 self._streams.read(writing, None)

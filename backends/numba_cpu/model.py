@@ -54,19 +54,18 @@ class NumbaCpuModel(Model):
         self._lowering = lowering
         self.options = lowering.options
         self.features = plan.features
-        self._plan, self._n_hidden = plan, plan.n_hidden
+        self._plan = plan
         self._known = (plan.embedding.n_vocab, self.info, self.state_spec, self.features)
-        self._takes_hidden = plan.embedding.weight is None
         self._arena = Arena()
         self.isa = choose_isa(file.n_bytes)
         self._weights = Weights(file, plan, self._arena, self.isa)
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
         self._whole = [lowering.program(n) for n in (1, MAX_TOKENS)]
-        for layers, mtp in zip(plan.mtp_layers, plan.mtp, strict=True):  # which loads their weights
-            lowering.program(1, layers, () if mtp.output.given is None else ("output",), takes_hidden=True)
+        for part, head in plan.heads.items():  # which loads their weights
+            lowering.program(1, None, () if head.output.given is None else ("output",), part=part, takes_hidden=True)
         if plan.block is not None:
-            lowering.program(1, takes_hidden=True, is_read=False)
+            lowering.program(1, part="inject", takes_hidden=True, is_read=False)
         self._weights.close_file()
         self._narrow = NarrowOutputs(self.info.n_vocab)
         named = plan.output.tokens
@@ -95,7 +94,7 @@ class NumbaCpuModel(Model):
 
     def forward(self, batch: Batch) -> Pass:
         self._require_open()
-        check_batch(batch, *self._known, n_hidden=self._n_hidden, takes_hidden=self._takes_hidden)
+        check_batch(batch, *self._known)
         if batch.layers is not None:
             self._plan.check_start(batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
@@ -132,7 +131,7 @@ class NumbaCpuModel(Model):
             return self._result(self._logits[:n_rows], narrow, features)
         written: list[np.ndarray] = []
         n_written = 0
-        for span in passes(slots, parents, has_blocks=self._plan.block is not None and hidden is None):
+        for span in passes(slots, parents, has_blocks=self._plan.block is not None and batch.part == "main"):
             here = np.flatnonzero((rows >= span.start) & (rows < span.stop))
             above = None if parents is None else parents[span] - span.start
             part = tuple(column[span] for column in columns)
@@ -207,11 +206,11 @@ class NumbaCpuModel(Model):
         program = self._whole[n > PRIVATE_TOKENS]  # by the shortest way: of small models Python between passes is felt
         is_read = len(batch.rows) > 0
         if batch.features and not is_read:  # those of the layers before are there when the last one has stored its caches
-            end = self.info.n_layers if batch.layers is None else batch.layers[1]
+            _, end = batch.layers or self.info.parts[batch.part].layers
             is_read = not {"output", f"layer.{end - 1}"}.isdisjoint(batch.features)
         if batch.layers is not None or batch.hidden is not None or batch.features or not is_read:
             params = {"takes_hidden": batch.hidden is not None, "is_read": is_read}
-            program = self._lowering.program(n, batch.layers, batch.features, **params)
+            program = self._lowering.program(n, batch.layers, batch.features, part=batch.part, **params)
         if batch.vocabulary is None or self._tokens is not None or not len(batch.rows):
             return program, None
         narrow = self._narrow.of(program, batch.vocabulary)

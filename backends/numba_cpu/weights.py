@@ -32,13 +32,13 @@ _BACKEND = "numba-cpu"
 
 def matrices_of(file: ModelFile, plan: ModelPlan) -> dict[str, Tensor]:
     """The tensors of a plan's matrices by name, without lent ones."""
-    lent, parts = lent_matrices(file, plan), (part for part in plan.parts() if isinstance(part, Linear | Matrices))
+    lent, parts = lent_matrices(file, plan), (part for part in plan.tensors() if isinstance(part, Linear | Matrices))
     return {name: _stored(file, part) for part in parts if (name := _name(part)) not in lent}
 
 
 def lent_matrices(file: ModelFile, plan: ModelPlan) -> dict[str, PackedMatrix]:
     """Those matrices of a plan that are the target's, as a loaded model holds them, by name."""
-    names = {_name(part) for part in plan.parts() if isinstance(part, Linear | Matrices)}
+    names = {_name(part) for part in plan.tensors() if isinstance(part, Linear | Matrices)}
     owners = {name: file.owner(name) for name in names if name.startswith(BORROWED)}
     found = {name: owner.in_memory.get((_BACKEND, own)) for name, (owner, own) in owners.items()}
     return {name: matrix for name, matrix in found.items() if matrix is not None}

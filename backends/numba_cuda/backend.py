@@ -71,7 +71,7 @@ class NumbaCuda(Backend):
         options.check_cache_types(plan)
         lowering = Lowering(plan, options)
         check_types(file, lowering.plan)
-        parts = [part for part in lowering.plan.parts() if isinstance(part, Linear | Matrices)]
+        parts = [part for part in lowering.plan.tensors() if isinstance(part, Linear | Matrices)]
         device = self._open()
         own = [part for part in parts if lent(file, part.weight, device.label) is None]
         total = sum({part.weight: file.tensor(part.weight, part.shapes[part.weight]).n_bytes for part in own}.values())

@@ -39,6 +39,7 @@ class Parts:
     takes_hidden: bool = False
     is_read: bool = True
     is_narrow: bool = False  # see `Lowering.narrowed`
+    name: str = "main"  # see `Batch.part`
 
 
 def size_of(n_tokens: int, last_position: int, *, is_run: bool = False) -> Size:
@@ -67,9 +68,10 @@ class Lowering(PlanEmitters[BlockEmitter]):
         n = len(self.plan.layers)
         yield Parts((0, n))
         if self._injections:
-            yield Parts((0, n), takes_hidden=True)
-        for layers, ends in self._mtp.items():
-            yield Parts(layers, () if ends.block.given is None else ("output",), takes_hidden=True)
+            yield Parts((0, n), takes_hidden=True, name="inject")
+        for name, ends in self._mtp.items():
+            features = () if ends.block.given is None else ("output",)
+            yield Parts(self._parts[name].layers, features, takes_hidden=True, name=name)
 
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate work space and the slots' memory, and load the weights."""
@@ -119,13 +121,13 @@ class Lowering(PlanEmitters[BlockEmitter]):
         steps = self.steps(size, parts).steps
         return self._device.program(steps, (staged, self.inputs), (self.buffers["best"], fetched))
 
-    def narrowed(self, layers: tuple[int, int] | None, vocabulary: np.ndarray) -> NarrowOutput | None:
-        """The matrices of the logits of a vocabulary (m,) int32 after some layers; None: all logits are computed.
+    def narrowed(self, part: str, vocabulary: np.ndarray) -> NarrowOutput | None:
+        """The matrices of the logits of a vocabulary (m,) int32 after a part; None: all logits are computed.
 
         Raises:
             OptionError: The model cannot have such a vocabulary.
         """
-        output = self._ends_of(layers).block
+        output = self._ends_of(part).block
         linear = output.weight
         if type(output) is not Output or linear is None:
             return None
@@ -153,11 +155,11 @@ class Lowering(PlanEmitters[BlockEmitter]):
 
     def steps(self, size: Size, parts: Parts) -> Tape:
         """The work of such a program."""
-        ends = self._ends_of(parts.layers)
+        ends = self._ends_of(parts.name)
         tape = Tape(size, self._weights, self.buffers, self.inputs, ends.n_embd)
         tape.narrow, tape.chooses = self._narrow if parts.is_narrow else {}, self.chooses
         self._emit_embedding(tape, ends, takes_hidden=parts.takes_hidden)
-        if self._injections and parts.takes_hidden:
+        if parts.name == "inject":
             tape.norm_first([injection.norm for injection in self.plan.injections[:1]])
             for emitter in self._injections:
                 emitter.emit(tape)

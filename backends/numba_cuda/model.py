@@ -52,7 +52,7 @@ class CudaModel(Model):
         self._readers = {self._n_logits: self._reader}  # by the width of a row
         self._programs: dict[tuple[Size, Parts, bool], Program] = {}
         self._plan, embedding = lowering.plan, lowering.plan.embedding
-        self._n_tokens_known, self._takes_hidden = embedding.n_vocab, embedding.weight is None
+        self._known = (embedding.n_vocab, info, self.state_spec, self.features)
         self._n_most = MAX_TOKENS  # of a pass
         n_aside = lowering.state_spec.draft_max
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
@@ -100,26 +100,25 @@ class CudaModel(Model):
         ):
             return None
         self._require_open()
-        return self._lowering.narrowed(batch.layers, batch.vocabulary)
+        return self._lowering.narrowed(batch.part, batch.vocabulary)
 
     def _forward(self, batch: Batch, n_passes: int = 1, narrow: NarrowOutput | None = None) -> Pass:
         """See `_named`."""
         self._require_open()
-        known = (self._n_tokens_known, self.info, self.state_spec, self.features)
-        check_batch(batch, *known, n_hidden=self._plan.n_hidden, takes_hidden=self._takes_hidden)
+        check_batch(batch, *self._known)
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         n_most = self._most_of(batch)
-        if self._plan.block is not None and batch.hidden is None and len(batch.tokens) > n_most:
+        if self._plan.block is not None and batch.part == "main" and len(batch.tokens) > n_most:
             return self._whole_blocks(batch, n_most)
         self._device.wait()  # until the staging arrays are free
         self._move(batch)
         if self._sequences is not None:
             self._begin_sequences(self._sequences, batch, tree)
         n, n_rows = len(batch.tokens), len(batch.rows)
-        is_read = n_rows > 0 or len(batch.features) > 0 or self._plan.mtp_of(batch.layers) is None
-        layers, is_narrow = batch.layers or (0, self.info.n_layers), narrow is not None
-        parts = Parts(layers, tuple(batch.features), batch.hidden is not None, is_read, is_narrow)
+        is_read = n_rows > 0 or len(batch.features) > 0 or batch.part == "main"
+        layers, is_narrow = batch.layers or self.info.parts[batch.part].layers, narrow is not None
+        parts = Parts(layers, tuple(batch.features), batch.hidden is not None, is_read, is_narrow, batch.part)
         if n <= n_most:
             return self._pass(batch, tree, slice(0, n), parts, n_passes=n_passes, narrow=narrow)
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}

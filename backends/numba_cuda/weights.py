@@ -96,7 +96,7 @@ def check_types(file: ModelFile, plan: ModelPlan) -> None:
     Raises:
         UnsupportedError: There is one.
     """
-    for part in plan.parts():
+    for part in plan.tensors():
         if isinstance(part, Linear | Matrices):
             kind = file.tensor(part.weight, part.shapes[part.weight]).type
             if kind.name not in FORMATS and not getattr(part, "is_transposed", False):
@@ -121,7 +121,7 @@ def _place(name: str, device: str) -> tuple[str, str]:
 def n_bytes_of(file: ModelFile, plan: ModelPlan, device: str) -> int:
     """About the bytes of a plan's weights on a device, without lent ones."""
     n_words = 0
-    for part in dict.fromkeys(plan.parts()):
+    for part in dict.fromkeys(plan.tensors()):
         if isinstance(part, Linear | Matrices):
             if lent(file, part.weight, device) is not None:
                 continue

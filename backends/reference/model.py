@@ -41,11 +41,9 @@ class ReferenceModel(Model):
 
     def forward(self, batch: Batch) -> Pass:
         weights, plan = self._open(), self._plan
-        given, n_known = plan.embedding.weight is None, plan.embedding.n_vocab
-        known = (n_known, self.info, self.state_spec, self.features)
-        check_batch(batch, *known, n_hidden=plan.n_hidden, takes_hidden=given)
+        check_batch(batch, plan.embedding.n_vocab, self.info, self.state_spec, self.features)
         plan.check_start(0 if batch.layers is None else batch.layers[0])
-        tree, mtp = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx), plan.mtp_of(batch.layers)
+        tree, mtp = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx), plan.heads.get(batch.part)
         if mtp is None or batch.accepted is not None:  # layers that predict further tokens compute accepted tokens anew
             for block in chain(*self._blocks[: len(plan.layers)], (self._ends[plan.embedding], self._ends[plan.output])):
                 block.begin(batch)
@@ -58,10 +56,10 @@ class ReferenceModel(Model):
         elif batch.hidden is not None:
             streams = batch.hidden.astype(np.float64).reshape(n, n_streams, -1)
         features = {"embedding": streams.reshape(n, -1).astype(np.float32)}
-        injections = () if batch.hidden is None else plan.injections
-        for injection in injections:
+        is_injected = batch.part == "inject"
+        for injection in plan.injections if is_injected else ():
             self._end(injection, batch, tree, streams[:, -1])
-        for i in range(*(batch.layers or (0, self.info.n_layers))) if not injections else ():
+        for i in range(*(batch.layers or self.info.parts[batch.part].layers)) if not is_injected else ():
             hidden = self._through(i, batch, tree, streams, embedded, inputs).astype(np.float32)
             features[f"layer.{i}"] = hidden.reshape(n, -1)
             streams = hidden.astype(np.float64)  # so that a pass from here on, which is given a feature, computes the same

@@ -26,6 +26,7 @@ from augury.blocks.transformer import (
 )
 from augury.lowering.parts import (
     Activation,
+    BlockTensors,
     Convolution,
     Experts,
     GateKind,
@@ -38,7 +39,6 @@ from augury.lowering.parts import (
     Matrices,
     Norm,
     NormKind,
-    Part,
     Preparation,
     Rope,
     Router,
@@ -54,6 +54,7 @@ __all__ = [
     "AssistantInput",
     "Attention",
     "Block",
+    "BlockTensors",
     "Connection",
     "Convolution",
     "Convolved",
@@ -86,7 +87,6 @@ __all__ = [
     "Norm",
     "NormKind",
     "Output",
-    "Part",
     "PositionIndexer",
     "Preparation",
     "Projection",

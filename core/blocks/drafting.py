@@ -14,7 +14,7 @@ from augury.lowering.parts import Linear, Norm, Vector
 if TYPE_CHECKING:
     from augury.blocks.transformer import Attention, FeedForward
     from augury.lowering.builder import Builder
-    from augury.lowering.parts import Part
+    from augury.lowering.parts import BlockTensors
 
 
 @frozen
@@ -42,7 +42,7 @@ class Injection(Block):
     attention: Attention
     layer: int  # of the attention
 
-    def tensors(self) -> tuple[Part, ...]:
+    def tensors(self) -> tuple[BlockTensors, ...]:
         attention = self.attention
         parts = (self.norm, attention.k, attention.v, attention.k_norm, attention.v_norm)
         return tuple(part for part in parts if part is not None)

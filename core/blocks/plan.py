@@ -13,9 +13,10 @@ from augury.blocks.drafting import AssistantInput, Convolved, DraftBlock, Inject
 from augury.blocks.latent import LatentAttention
 from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, SecondStream
 from augury.errors import CapacityError, OptionError, UnsupportedError
+from augury.part import Part
 
 if TYPE_CHECKING:
-    from augury.lowering.parts import Norm, Part
+    from augury.lowering.parts import BlockTensors, Norm
 
 _Blocks = Block | tuple[Block, ...] | None
 
@@ -33,7 +34,7 @@ class Layer:
     scale: float = 1.0
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[BlockTensors, ...]:
         """Its parts of the model file, block by block, then its own norm."""
         parts = tuple(part for block in self.blocks for part in block.tensors())
         return parts if self.norm is None else (*parts, self.norm)
@@ -97,7 +98,7 @@ class ModelPlan:
     """A whole model, in the order in which it is computed.
 
     Layers that predict further tokens, `mtp`, are numbered on from the others, and have their caches in the same slots. They
-    are not of the normal range: a pass goes through those of one of them alone, see `Batch.layers`.
+    are parts of their own, see `parts`.
     """
 
     architecture: str
@@ -142,26 +143,28 @@ class ModelPlan:
         return (*self.layers, *(layer for each in self.mtp for layer in each.layers))
 
     @property
-    def mtp_layers(self) -> tuple[tuple[int, int], ...]:
-        """The numbers of the layers of each of `mtp`: the first, and the one after the last."""
-        return tuple(pairwise(accumulate((len(each.layers) for each in self.mtp), initial=len(self.layers))))
-
-    def mtp_of(self, layers: tuple[int, int] | None) -> MtpLayer | None:
-        """The head that predicts further tokens with these layers, if there is one."""
-        return next((each for each, own in zip(self.mtp, self.mtp_layers, strict=True) if own == layers), None)
+    def heads(self) -> dict[str, MtpLayer]:
+        """Its layers that predict further tokens, by the name of their part."""
+        return {"assistant" if isinstance(each.input, AssistantInput) else f"mtp.{i}": each for i, each in enumerate(self.mtp)}
 
     @property
-    def mtp_features(self) -> tuple[str, ...]:
-        """The feature that each of `mtp` is given: the output's, or that of the layer before it."""
-        firsts = (first for first, _ in self.mtp_layers)
-        return tuple(
-            "output" if each.hidden == "output" else f"layer.{i - 1}" for i, each in zip(firsts, self.mtp, strict=True)
-        )
+    def parts(self) -> dict[str, Part]:
+        """What passes go through by itself, by the name in `Batch.part`.
 
-    @property
-    def mtp_keeps(self) -> bool:
-        """Whether `mtp` have caches or states of their own, and do not only attend to the other layers' caches."""
-        return any(block.cached() or block.states() for layer in self.every_layer[len(self.layers) :] for block in layer.blocks)
+        `main` are all layers but those that predict further tokens, of which each `mtp.0`, `mtp.1`, ... is one, or `assistant`
+        are all. `inject` keeps keys and values of hidden states in the layers of `main`, see `DraftBlock`.
+        """
+        n = len(self.layers)
+        main = Part((0, n), self.hidden_of, f"layer.{n - 1}", self.n_hidden, True, self.embedding.weight is None, self.block)
+        parts = {"main": main}
+        if self.block is not None:
+            parts["inject"] = evolve(main, output="", needs_hidden=True, block=None)
+        ends = accumulate((len(each.layers) for each in self.mtp), initial=n)
+        for (name, each), (first, end) in zip(self.heads.items(), pairwise(ends), strict=True):
+            given, made = ("output",) * 2 if each.hidden == "output" else (f"layer.{first - 1}", f"layer.{end - 1}")
+            caches = any(block.cached() or block.states() for layer in each.layers for block in layer.blocks)
+            parts[name] = Part((first, end), (given,), made, each.input.n_hidden, caches, needs_hidden=True)
+        return parts
 
     def without_mtp(self) -> ModelPlan:
         """The same without layers that predict further tokens."""
@@ -169,9 +172,9 @@ class ModelPlan:
 
     def with_blocks(self, change: Callable[[Block], Block]) -> ModelPlan:
         """The same with other blocks in its layers, those that predict further tokens included."""
-        layers, ranges = [layer.with_blocks(change) for layer in self.every_layer], self.mtp_layers
-        mtp = [evolve(each, layers=tuple(layers[first:end])) for each, (first, end) in zip(self.mtp, ranges, strict=True)]
-        return evolve(self, layers=tuple(layers[: len(self.layers)]), mtp=tuple(mtp))
+        layers = tuple(layer.with_blocks(change) for layer in self.layers)
+        mtp = tuple(evolve(each, layers=tuple(layer.with_blocks(change) for layer in each.layers)) for each in self.mtp)
+        return evolve(self, layers=layers, mtp=mtp)
 
     @property
     def features(self) -> dict[str, int]:
@@ -226,7 +229,7 @@ class ModelPlan:
         """How its blocks read and write residual streams, where they are connected."""
         return [block.connection for block in self.blocks() if block.connection is not None]
 
-    def parts(self) -> Iterator[Part]:
+    def tensors(self) -> Iterator[BlockTensors]:
         """All of its tensors of the model file, in order."""
         yield from self.embedding.tensors()
         for layer in self.layers:
@@ -321,7 +324,7 @@ class ModelPlan:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """All tensors of the file that it uses by name, and their shapes."""
-        return {name: shape for part in self.parts() for name, shape in part.shapes.items()}
+        return {name: shape for part in self.tensors() for name, shape in part.shapes.items()}
 
 
 def _with_rope_for(block: Any, n_ctx: int) -> Block:

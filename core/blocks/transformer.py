@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from augury.blocks.block import PositionIndexer
     from augury.lowering.builder import Builder
-    from augury.lowering.parts import Activation, Integers, Norm, Part, Rope, Temperature, Vector
+    from augury.lowering.parts import Activation, BlockTensors, Integers, Norm, Rope, Temperature, Vector
 
 
 @frozen
@@ -60,7 +60,7 @@ class Embedding(Block):
     layer_inputs: LayerInputs | None = None  # its further output, for `LayerInput`
     n_streams: int = 1  # S: residual streams that begin as x, each
 
-    def tensors(self) -> tuple[Part, ...]:
+    def tensors(self) -> tuple[BlockTensors, ...]:
         """Its matrices, as products with them would be, and its norm."""
         rows = () if self.weight is None else (Linear(self.weight, self.n_embd, self.n_vocab),)
         return (*rows, *super().tensors())

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from augury.batch import Batch, MtpSlotInput, SlotInput
+from augury.batch import Batch, PartInput, SlotInput
 from augury.engine.mtp_states import MtpStates
 from augury.engine.prompt_cache import PromptCache
 from augury.errors import AuguryError, OptionError
@@ -26,16 +26,16 @@ class EngineContext(Context):
         model: Whose passes.
         memory: Of its slots.
         mtp: How far its layers that predict further tokens have come; None where it has none.
-        lack_of_mtp: Why it has none.
+        lack_of_heads: Why it has none.
         prompt_cache: Of texts that its slots held; None: there is none.
         is_busy: Whether a pass was begun whose logits are still to be read: another one would write over them.
     """
 
-    def __init__(self, model: Model, memory: MemoryManager, mtp: MtpStates | None = None, lack_of_mtp: str = "") -> None:
+    def __init__(self, model: Model, memory: MemoryManager, mtp: MtpStates | None = None, lack_of_heads: str = "") -> None:
         self.model = model
         self.memory = memory
         self.mtp = mtp
-        self.lack_of_mtp = lack_of_mtp
+        self.lack_of_heads = lack_of_heads
         self.prompt_cache: PromptCache | None = None
         self.info = model.info
         self.spec = model.state_spec
@@ -109,7 +109,8 @@ class EngineContext(Context):
     def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         batch = self._batch(feeds)
         if features or vocabulary is not None or feeds[0].hidden is not None:
-            batch = attrs.evolve(batch, features=features, vocabulary=vocabulary, hidden=_hidden(feeds))
+            part = "inject" if feeds[0].hidden is not None and "inject" in self.info.parts else "main"
+            batch = attrs.evolve(batch, features=features, vocabulary=vocabulary, hidden=_hidden(feeds), part=part)
         if n_more := feeds[0].n_more:
             return self.model.forward_chain(batch, 1 + n_more)
         return self.model.forward(batch)
@@ -141,13 +142,14 @@ class EngineContext(Context):
             self._last_drafts[feed.slot] = (feed.reservation.mark, n_layers, written[feed.slot])
         return logits
 
-    def forward_mtp(
-        self, feeds: Sequence[MtpSlotInput], layer: int, feature: str, vocabulary: np.ndarray | None = None, n_more: int = 0
+    def forward_part(
+        self, name: str, feeds: Sequence[PartInput], vocabulary: np.ndarray | None = None, n_more: int = 0
     ) -> Pass:
-        """See `Target.forward_mtp`."""
+        """See `Target.forward_part`."""
+        part = self.info.parts[name]
         sizes, seen, starts = [len(feed.tokens) for feed in feeds], list[SlotInput](), [feed.start for feed in feeds]
         ends = np.cumsum(sizes)
-        if not self.info.mtp_keeps:
+        if not part.caches:
             starts = [start - 1 for start in starts]
             seen = [self.prepare(feed.slot, _NO_TOKENS) for feed in feeds]  # accepted tokens come to their places first
         accepted = [(each.slot, *pair) for each in seen for pair in each.reservation.accepted]
@@ -157,19 +159,19 @@ class EngineContext(Context):
             np.concatenate([np.arange(start, start + n, dtype=np.int32) for start, n in zip(starts, sizes, strict=True)]),
             np.concatenate([np.arange(end - feed.n_rows, end, dtype=np.int32) for feed, end in zip(feeds, ends, strict=True)]),
             accepted=np.array(accepted, np.int32) if accepted else None,
-            layers=self.info.mtp_layers[layer],
+            part=name,
             hidden=np.concatenate([feed.hidden for feed in feeds]),
-            features=(feature,) if any(feed.n_rows for feed in feeds) else (),  # nobody reads features of a prompt's tokens
+            features=(part.output,) if any(feed.n_rows for feed in feeds) else (),  # nobody reads features of a prompt's tokens
             vocabulary=vocabulary,
         )
         marked = [] if self.mtp is None else [(self.mtp, feed) for feed in feeds]
         for marks, feed in marked:
-            marks.forget(layer, feed.slot, feed.start)
+            marks.forget(name, feed.slot, feed.start)
         passed = self._forward_draft(seen, batch, n_more)
         for each in seen:
             self.commit(each)
         for marks, feed in marked:
-            marks.keep(layer, feed.slot, feed.start, feed.tokens[: feed.n_certain])
+            marks.keep(name, feed.slot, feed.start, feed.tokens[: feed.n_certain])
         return passed
 
     def _forward_draft(self, feeds: Sequence[SlotInput], batch: Batch, n_more: int = 0) -> Pass:
@@ -267,10 +269,9 @@ class EngineTarget(Target):
 
     def __init__(self, context: EngineContext) -> None:
         self.n_layers = context.info.n_layers
-        self.mtp_features, self.mtp_keeps = context.info.mtp_features, context.info.mtp_keeps
-        self.lack_of_mtp = context.lack_of_mtp
+        self.heads, self.lack_of_heads = context.info.heads, context.lack_of_heads
         self.features = context.model.features
-        self.chain_rows = context.chain_rows if self.mtp_keeps else 0
+        self.chain_rows = context.chain_rows if all(part.caches for part in self.heads.values()) else 0
         self._context = context
 
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
@@ -282,14 +283,14 @@ class EngineTarget(Target):
             raise OptionError("a pass over no tokens, expected some of each slot")
         return self._context.forward_drafts(written, int(n_layers), vocabulary)
 
-    def forward_mtp(
-        self, feeds: Sequence[MtpSlotInput], layer: int = 0, vocabulary: np.ndarray | None = None, n_more: int = 0
+    def forward_part(
+        self, part: str, feeds: Sequence[PartInput], vocabulary: np.ndarray | None = None, n_more: int = 0
     ) -> Pass:
-        """See `Target.forward_mtp`; `check_batch` sees that positions and hidden states fit."""
-        if not 0 <= layer < len(self.mtp_features):
-            return super().forward_mtp(feeds, layer, vocabulary)
-        if n_more and not (self.mtp_keeps and all(feed.n_rows == 1 for feed in feeds)):
-            raise OptionError(f"{n_more} more passes, expected one row of each slot, and layers that keep something of tokens")
+        """See `Target.forward_part`; `check_batch` sees that positions and hidden states fit."""
+        if part not in self.heads:
+            return super().forward_part(part, feeds, vocabulary)
+        if n_more and not (self.heads[part].caches and all(feed.n_rows == 1 for feed in feeds)):
+            raise OptionError(f"{n_more} more passes, expected one row of each slot, and a part that keeps something of tokens")
         self._check_idle()
         feeds = [attrs.evolve(feed, tokens=_checked(self._context, feed.slot, feed.tokens)) for feed in feeds]
         slots = {feed.slot for feed in feeds if len(feed.tokens)}
@@ -297,11 +298,11 @@ class EngineTarget(Target):
             raise OptionError(
                 f"shares of {len(feeds)} slots, {len(slots)} with tokens; expected some tokens of each slot, once"
             )
-        return self._context.forward_mtp(feeds, layer, self.mtp_given(layer), vocabulary, n_more)
+        return self._context.forward_part(part, feeds, vocabulary, n_more)
 
-    def n_mtp_held(self, slot: int, text: np.ndarray, layer: int = 0) -> int:
+    def n_held(self, part: str, slot: int, text: np.ndarray) -> int:
         mtp = self._context.mtp
-        return mtp.n_held(layer, slot, text) if mtp is not None else 0 if self.mtp_keeps else len(text)
+        return len(text) if mtp is None else mtp.n_held(part, slot, text)
 
     def _check_idle(self) -> None:
         if self._context.is_busy:

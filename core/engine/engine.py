@@ -198,7 +198,7 @@ class Engine(Evaluations, Receipts):
             managed: dict[str, Any] = {"memory": memory, "memory_options": memory_options or {}, "implied": implied}
             context = loader.load(model, options, purpose="target", wants_mtp=wants_mtp, **managed)
             context.prompt_cache = PromptCache.made(context.memory, cache_ram, cache_disk)
-            if not context.info.mtp_features:
+            if not context.info.heads:
                 chosen = choose()
             chosen += serving_drafters(registry, chosen) if chosen else []
             speculation = attrs.evolve(speculation, members=tuple(member for _, member in chosen))

@@ -13,17 +13,17 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, so that it has an inverse; the bits of the 
 
 
 class MtpStates(SlotStates):
-    """The states of a model's slots, with a mark for each position of such a layer: the digest of the text up to it.
+    """The states of a model's slots, with a mark for each position of such a part: the digest of the text up to it.
 
-    Marks are copied, saved and restored with the rest. So a layer's states are known by the text of which they were computed,
+    Marks are copied, saved and restored with the rest. So a part's states are known by the text of which they were computed,
     however they came into a slot. States that were written over have other marks, or none.
     """
 
     def __init__(self, model: Model) -> None:
         self.info, self.options, self.state_spec, self._model = model.info, model.options, model.state_spec, model
         self._given = 0, 0  # the slot and positions of the last `slot_memory`
-        spec, n_layers = model.state_spec, len(model.info.mtp_features)
-        self._marks = np.zeros((n_layers, spec.n_slots, spec.n_ctx), np.uint64)
+        spec = model.state_spec
+        self._marks = {part: np.zeros((spec.n_slots, spec.n_ctx), np.uint64) for part in model.info.heads}
         factors = np.full(spec.n_ctx, _FACTOR, np.uint64)
         self._powers = np.multiply.accumulate(factors)
         self._inverses = np.multiply.accumulate(np.full(spec.n_ctx, pow(_FACTOR, -1, 1 << 64), np.uint64))
@@ -34,28 +34,29 @@ class MtpStates(SlotStates):
 
     def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
         self._given = slot, n
-        return [*self._model.slot_memory(slot, n, start), *self._marks[:, slot, start:n]]
+        return [*self._model.slot_memory(slot, n, start), *(marks[slot, start:n] for marks in self._marks.values())]
 
     def slot_written(self) -> None:
         """See `SlotStates.slot_written`; positions beyond the requested ones, which backends may add, become unknown."""
         self._model.slot_written()
         slot, n = self._given
-        if n:
-            self._marks[:, slot, n:] = 0
+        for marks in self._marks.values() if n else ():
+            marks[slot, n:] = 0
 
-    def forget(self, layer: int, slot: int, start: int) -> None:
-        """A pass is to write over the positions of a layer from one on."""
-        self._marks[layer, slot, start:] = 0
+    def forget(self, part: str, slot: int, start: int) -> None:
+        """A pass is to write over the positions of a part from one on."""
+        self._marks[part][slot, start:] = 0
 
-    def keep(self, layer: int, slot: int, start: int, tokens: np.ndarray) -> None:
-        """A layer has computed the tokens (m,) int32 of a slot's text from a position on."""
-        before = self._marks[layer, slot, start - 1] if start else np.uint64(0)
+    def keep(self, part: str, slot: int, start: int, tokens: np.ndarray) -> None:
+        """A part has computed the tokens (m,) int32 of a slot's text from a position on."""
+        marks = self._marks[part][slot]
+        before = marks[start - 1] if start else np.uint64(0)
         if len(tokens) and (before or not start):
-            self._marks[layer, slot, start : start + len(tokens)] = self._digests(tokens, before)
+            marks[start : start + len(tokens)] = self._digests(tokens, before)
 
-    def n_held(self, layer: int, slot: int, text: np.ndarray) -> int:
-        """How many of the first tokens of a text (t,) int32 a layer has computed in a slot."""
-        differs = self._digests(text, np.uint64(0)) != self._marks[layer, slot, : len(text)]
+    def n_held(self, part: str, slot: int, text: np.ndarray) -> int:
+        """How many of the first tokens of a text (t,) int32 a part has computed in a slot."""
+        differs = self._digests(text, np.uint64(0)) != self._marks[part][slot, : len(text)]
         return int(differs.argmax()) if differs.any() else len(text)
 
     def _digests(self, tokens: np.ndarray, before: np.uint64) -> np.ndarray:

@@ -92,7 +92,7 @@ class DrafterTraits:
             `Verdict.top_ids` and `top_logits`. 0: none, which costs nothing.
         features: The features of every token that it wants to be fed, by names in the target's `Model.features`. A target that
             has no such features is refused when the engine is loaded, and so is a drafter that has no `feed` to take them.
-        uses_mtp: Whether it drafts with the target's own layers that predict further tokens, by `Target.forward_mtp`. These
+        uses_mtp: Whether it drafts with the target's own layers that predict further tokens, by `Target.forward_part`. These
             are loaded if such a drafter, or one that wraps it, is named; with `auto`, it is one to choose from where the file
             has them. Set it on the class.
         memory_options: Options that the target's memory manager is given, where it has them and the user does not set them.

@@ -81,7 +81,7 @@ class Model(SlotStates, ABC):
             tokens, slots = np.maximum(passed.argmax(), 0), batch.slots[batch.rows]
             hidden = None if batch.hidden is None else passed.features(*batch.features)[batch.rows].copy()
             each = np.arange(len(tokens), dtype=np.int32)
-            following = Batch(tokens, slots, positions, each, layers=batch.layers, vocabulary=batch.vocabulary)
+            following = Batch(tokens, slots, positions, each, layers=batch.layers, vocabulary=batch.vocabulary, part=batch.part)
             batch = attrs.evolve(following, hidden=hidden, features=batch.features)
             passed = self.forward(batch)
         features = {name: passed.features(name) for name in batch.features}

@@ -145,10 +145,10 @@ class PlanEmitters(Generic[_Block]):
             self._layers.append([self._emitter(block) for block in layer.blocks])
         of_ends = map(self._emitter, (plan.embedding, plan.output))
         self._ends = Ends(plan.output, plan.embedding.n_embd, plan.n_hidden, *of_ends)
-        self._mtp: dict[tuple[int, int], Ends[_Block]] = {}
-        for layers, each in zip(plan.mtp_layers, plan.mtp, strict=True):
+        self._parts, self._mtp = plan.parts, dict[str, Ends[_Block]]()
+        for part, each in plan.heads.items():
             of_ends = map(self._emitter, (each.embedding, each.output, each.input))
-            self._mtp[layers] = Ends(each.output, each.embedding.n_embd, each.input.n_hidden, *of_ends)
+            self._mtp[part] = Ends(each.output, each.embedding.n_embd, each.input.n_hidden, *of_ends)
         self._injections = [self._emitter(each) for each in plan.injections]
         self._blocks = [emitter for emitters in self._layers for emitter in emitters] + self._injections
         for ends in (self._ends, *self._mtp.values()):
@@ -168,9 +168,9 @@ class PlanEmitters(Generic[_Block]):
         sources = [next((each.caches for each in emitters if each.caches), ()) for emitters in self._layers]
         return self._of_block(block, self.options, self.plan.n_seen(block), sources)
 
-    def _ends_of(self, layers: tuple[int, int] | None) -> Ends[_Block]:
-        """The ends of a pass through some layers, or all."""
-        return self._ends if layers is None else self._mtp.get(layers, self._ends)
+    def _ends_of(self, part: str) -> Ends[_Block]:
+        """The ends of a pass through a part."""
+        return self._mtp.get(part, self._ends)
 
 
 class ConnectionEmitter(ABC):

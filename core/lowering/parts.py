@@ -17,11 +17,11 @@ from attrs import field, fields, frozen
 class HasParts:
     """A record whose fields name tensors of a model file."""
 
-    def tensors(self) -> tuple[Part, ...]:
+    def tensors(self) -> tuple[BlockTensors, ...]:
         """Its parts of the file in the order of its fields, parts of fields included."""
         values = [getattr(self, each.name) for each in fields(type(self))]
-        parts = [each for each in values if isinstance(each, Part | HasParts)]
-        return tuple(part for each in parts for part in ((each,) if isinstance(each, Part) else each.tensors()))
+        parts = [each for each in values if isinstance(each, BlockTensors | HasParts)]
+        return tuple(part for each in parts for part in ((each,) if isinstance(each, BlockTensors) else each.tensors()))
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -283,7 +283,7 @@ class Matrices:
         return stored.reshape(self.n, self.n_rows, -1)[:, self.first : self.first + n_used]
 
 
-Part = Linear | Matrices | Norm | Vector | Integers | Convolution
+BlockTensors = Linear | Matrices | Norm | Vector | Integers | Convolution
 """A block's tensors of the model file."""
 
 

@@ -170,7 +170,7 @@ def _numbers(plan: ModelPlan) -> Iterator[tuple[str, float, bool]]:
     """Numbers of a plan, and whether they can be."""
     yield "n_ctx_train", plan.n_ctx_train, plan.n_ctx_train >= 1
     yield "the embedding's scale", plan.embedding.scale, math.isfinite(plan.embedding.scale)
-    for part in plan.parts():
+    for part in plan.tensors():
         if isinstance(part, Norm):
             yield f"eps of {part.weight}", part.eps, 0 < part.eps < math.inf
         elif isinstance(part, Linear):

@@ -72,7 +72,7 @@ class ToyModel(Model):
         self._check(batch)
         self.batches.append(batch)
         self.on_forward()
-        if self._is_mtp(batch):
+        if batch.part != "main":
             return self._mtp(batch)
         self._begin(batch)
         rows, wanted, (_, n_layers) = [], set(batch.rows.tolist()), batch.layers or (0, None)
@@ -133,9 +133,6 @@ class ToyModel(Model):
         """The logits."""
         return self.logits(held, n_layers=n_layers)
 
-    def _is_mtp(self, batch: Batch) -> bool:
-        return batch.layers is not None and batch.layers[1] > self.info.n_layers
-
     def _mtp(self, batch: Batch) -> Pass:
         """A pass through a layer that predicts further tokens: it expects the tokens of a model with fewer layers.
 
@@ -180,7 +177,7 @@ class ToyModel(Model):
         return [self.cells[slot, start:n], *self._mtp_memory(slot, n, start)]
 
     def _mtp_memory(self, slot: int, n: int, start: int | None) -> Sequence[np.ndarray]:
-        return [self.mtp_cells[slot, start:n]] if self.info.mtp_features else []
+        return [self.mtp_cells[slot, start:n]] if self.info.heads else []
 
     def memory_table(self) -> Sequence[Allocation]:
         return [Allocation("cells", self.cells.nbytes)]
@@ -202,7 +199,7 @@ class ToyModel(Model):
         check_batch(batch, self.info.n_vocab, self.info, self.state_spec, self.features)
         if batch.parents is not None:
             Tree(batch, self.state_spec.n_ctx)  # which checks them
-        if batch.hidden is not None and not self._is_mtp(batch):
+        if batch.hidden is not None and batch.part == "main":
             raise UnsupportedError("the toy model computes tokens, not hidden states")
 
 

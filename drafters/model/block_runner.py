@@ -54,8 +54,9 @@ class BlockRunner(HiddenRunner):
                 state and the place's. `predecessor` and `successor` give factors of each token, `selector` those of a place.
         """
         super().__init__(context, encoder, n_vocab=n_vocab)
-        assert context.info.block is not None
-        self._block = context.info.block
+        block = context.info.parts["main"].block
+        assert block is not None
+        self._block = block
         self._further = further
         self._features = ("output",) if "selector" in further or "confidence" in further else ()
         self._n_judged = self._block.n_selected or N_JUDGED

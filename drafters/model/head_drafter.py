@@ -71,7 +71,7 @@ class HeadDrafter(FeatureDrafter):
         options, session = self.options, self.session
         load_options = options.of_target(session.options)
         context = session.load(reference, load_options, options.backend)
-        names, target = context.info.hidden_of, session.model
+        names, target = context.info.parts["main"].input, session.model
         if context.info.architecture != self.architecture:
             raise UnsupportedError(
                 f"{reference} is a model of architecture {context.info.architecture!r}, {self.name} takes heads of "

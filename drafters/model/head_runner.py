@@ -38,7 +38,7 @@ class HeadRunner(HiddenRunner):
 
     def __init__(self, context: Context, encoder: Encoder, *, n_vocab: int) -> None:
         super().__init__(context, encoder, n_vocab=n_vocab)
-        self._made = f"layer.{context.info.n_layers - 1}"
+        self._made = context.info.parts["main"].output
         self._features = (self._made,)
         self._last: Pass | None = None  # with logits, until its hidden states are in `_own`
         self._own = np.empty((0, 0), np.float32)

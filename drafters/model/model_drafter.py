@@ -23,9 +23,9 @@ _N_CANDIDATES = 4  # for each place, of which a planner takes those worth their 
 
 def drafter_for(draft_model: ModelInfo) -> str:
     """The name of the drafter that a draft model is for."""
-    if not draft_model.hidden_of:
+    if not (main := draft_model.parts["main"]).input:
         return "draft-model"
-    block = draft_model.block
+    block = main.block
     return "draft-dspark" if block is not None and block.has_transitions else f"draft-{draft_model.architecture}"
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, evolve, field
 
-from augury.batch import MtpSlotInput
+from augury.batch import PartInput
 from augury.drafters.model.cached_text import FedRows, n_common
 from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft, add_best, n_chained
 from augury.drafters.model.draft_vocabulary import DraftVocabulary
@@ -79,8 +79,9 @@ class MtpRunner:
         """
         self.n_model_vocab = n_vocab
         self._target = target
-        self._n_layers = len(target.mtp_features)
-        self._given = [target.mtp_given(layer) for layer in range(self._n_layers)]
+        self._parts, heads = [*target.heads], [*target.heads.values()]
+        self._n_layers, self._first, self._caches = len(heads), heads[0].input[0], heads[0].caches
+        self._made = [head.output for head in heads]
         self._vocabulary = DraftVocabulary(n_vocab, n_first)
         self._n_ctx = n_ctx
         self._texts: dict[int, HiddenText] = {}
@@ -90,7 +91,7 @@ class MtpRunner:
         text = self._text(slot)
         text.n = text.n_agreed(history)
         text.tokens[: len(history)], text.n_computed = history, None
-        n_computed = min(self._target.n_mtp_held(slot, history, layer) for layer in range(self._n_layers))
+        n_computed = min(self._target.n_held(part, slot, history) for part in self._parts)
         if n_computed and (text.n < n_computed or not text.has_before(n_computed)):
             self._take_over(text, history, n_computed)
         n_by_states = max(n_computed - 1, 0)  # the hidden state of the last token that was computed is to be fed
@@ -98,7 +99,7 @@ class MtpRunner:
 
     def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """The target computed tokens (m,) int32 of a slot's text, from `start` on, and their hidden states (m, F)."""
-        text, hidden = self._text(slot), features[self._target.mtp_features[0]]
+        text, hidden = self._text(slot), features[self._first]
         text.add(start, hidden)
         text.tokens[start : text.n] = tokens
         if not start:  # of a new text; the end of the one before is not fed where it had not begun
@@ -135,7 +136,7 @@ class MtpRunner:
             going_on = add_best(written, requests, writing, logits, n_vocab=self.n_model_vocab, n_judged=N_JUDGED)
             if going_on:
                 ends = np.cumsum([1 if n_more else len(feed.tokens) for feed in feeds])
-                given = logits.features(self._given[layer])[ends - 1]
+                given = logits.features(self._made[layer])[ends - 1]
                 for row, i in enumerate(writing):
                     made[i].append(given[row : row + 1])
             writing, step = going_on, step + 1 + n_more
@@ -153,7 +154,7 @@ class MtpRunner:
         """A request for no more tokens than can be drafted after its text."""
         self._vocabulary.follow(request.slot, request.history)
         text, n, limit = self._text(request.slot), len(request.history), 0
-        if text.n == n - 1 >= (not self._target.mtp_keeps) and all(
+        if text.n == n - 1 >= (not self._caches) and all(
             text.has_before(min(m, n - 1)) for m in self._n_computed(request.slot, text)
         ):
             limit = min(request.limit, self._n_ctx - n + 1, request.limit if self._n_layers == 1 else self._n_layers)
@@ -167,9 +168,9 @@ class MtpRunner:
         """
         text, end = self._text(slot), len(history) - 1
         start = min(self._n_computed(slot, text)[0], end - n)
-        if text.n < end or start < (not self._target.mtp_keeps) or not text.has_before(start):
+        if text.n < end or start < (not self._caches) or not text.has_before(start):
             return np.full(n, -1, np.int32)
-        feed = MtpSlotInput(slot, start, text.tokens[start:end], text.before(start, end), end - start, n)
+        feed = PartInput(slot, start, text.tokens[start:end], text.before(start, end), end - start, n)
         return self._forward([feed], 0).argmax()
 
     def _take_over(self, text: HiddenText, history: np.ndarray, n: int) -> None:
@@ -184,33 +185,33 @@ class MtpRunner:
         return self._texts[slot]
 
     def _n_computed(self, slot: int, text: HiddenText) -> list[int]:
-        if text.n_computed is None or not self._target.mtp_keeps:
+        if text.n_computed is None or not self._caches:
             fed = text.tokens[: text.n]
-            text.n_computed = [self._target.n_mtp_held(slot, fed, layer) for layer in range(self._n_layers)]
+            text.n_computed = [self._target.n_held(part, slot, fed) for part in self._parts]
         return text.n_computed
 
-    def _feed(self, request: DraftRequest, written: Sequence[int], made: Sequence[np.ndarray], layer: int) -> MtpSlotInput:
+    def _feed(self, request: DraftRequest, written: Sequence[int], made: Sequence[np.ndarray], layer: int) -> PartInput:
         """A slot's share of a step: the last token of the text and uncomputed ones before it, or the drafted tokens."""
         text, history, n = self._text(request.slot), request.history, len(request.history)
         start = min(self._n_computed(request.slot, text)[layer], n - 1)
         tokens, hidden = history[start:], text.before(start, n)
         if written and self._n_layers == 1:
-            at = n - 1 + len(written) * self._target.mtp_keeps
-            return MtpSlotInput(request.slot, at, np.array(written[-1:], np.int32), made[-1], 0)
+            at = n - 1 + len(written) * self._caches
+            return PartInput(request.slot, at, np.array(written[-1:], np.int32), made[-1], 0)
         if written:
             tokens, hidden = np.append(tokens, np.array(written, np.int32)), np.concatenate([hidden, *made])
-        return MtpSlotInput(request.slot, start, tokens, hidden, n - start)
+        return PartInput(request.slot, start, tokens, hidden, n - start)
 
     def _go_on(self, slot: int, text: HiddenText) -> None:
         """Let all layers compute the tokens that were fed."""
         for layer, start in enumerate(self._n_computed(slot, text)):
             if start < text.n and text.has_before(start):
                 tokens, hidden = text.tokens[start : text.n], text.before(start, text.n)
-                self._forward([MtpSlotInput(slot, start, tokens, hidden, text.n - start, 0)], layer)
+                self._forward([PartInput(slot, start, tokens, hidden, text.n - start, 0)], layer)
 
-    def _forward(self, feeds: Sequence[MtpSlotInput], layer: int, *, is_draft: bool = False, n_more: int = 0) -> Pass:
+    def _forward(self, feeds: Sequence[PartInput], layer: int, *, is_draft: bool = False, n_more: int = 0) -> Pass:
         """A pass, or a chain of passes; its certain tokens count as computed from then on."""
-        logits = self._target.forward_mtp(feeds, layer, self._vocabulary.tokens if is_draft else None, n_more)
+        logits = self._target.forward_part(self._parts[layer], feeds, self._vocabulary.tokens if is_draft else None, n_more)
         for feed in feeds:
             text = self._text(feed.slot)
             if feed.n_certain and text.n_computed is not None:

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from augury.blocks import Linear, Norm, NormKind, Part, RowSelection, Vector
+from augury.blocks import BlockTensors, Linear, Norm, NormKind, RowSelection, Vector
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
 from augury.plugins.architectures.keys import Keys
 
-AnyPart = TypeVar("AnyPart", bound=Part)
+AnyPart = TypeVar("AnyPart", bound=BlockTensors)
 
 
 class Tensors:

@@ -92,13 +92,14 @@ def test_several_residual_streams_go_from_stage_to_stage(name, backend):
 def all_that_mtp_tells(name, model):
     """Logits, and hidden states for a token more, of all layers that predict further tokens, beside passes of the model."""
     text = runs(name)[0].text[:14]
-    hidden, first = hidden_states(model, text[:12]), 0 if model.info.mtp_keeps else 1
-    for layer in range(len(model.info.mtp_features)):
+    hidden, first = hidden_states(model, text[:12]), int("assistant" in model.info.heads)
+    for layer in range(len(model.info.heads)):
         yield from mtp(model, text[first:12], first, hidden[first:12], layer=layer)
     drafted = model.state_spec.n_bytes_per_sequence and {"is_drafted": np.arange(4) > 0}
     tree = attrs.evolve(tree_of([text[12], 5, text[13], 7], [-1, 0, 0, 2], start=12), **(drafted or {}))
-    made = model.forward(attrs.evolve(tree, features=model.info.mtp_features[:1]))
-    hidden = np.concatenate([hidden[12:], made.features(model.info.mtp_features[0])[[0, 2]]])
+    (name,) = next(iter(model.info.heads.values())).input
+    made = model.forward(attrs.evolve(tree, features=(name,)))
+    hidden = np.concatenate([hidden[12:], made.features(name)[[0, 2]]])
     model.forward(attrs.evolve(run_of([9], start=14), accepted=np.int32([[0, 14, 13]])))
     yield from mtp(model, text[12:], 12, hidden[:2])
     model.restore(1, model.save(0, 14))

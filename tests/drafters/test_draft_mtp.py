@@ -193,15 +193,15 @@ def test_what_comes_from_another_slot_ends_what_a_slot_held_after_it(how):
         told.open(slot)
         told.tell(tokens, slot=slot)
         told.runner.begin(slot, np.append(tokens, 0))
-    states, held = told.context.memory.states, [told.target.n_mtp_held(slot, text) for slot in range(2)]
+    states, held = told.context.memory.states, [told.target.n_held("mtp.0", slot, text) for slot in range(2)]
     assert held == [20, 40]
     if how == "copied":
         states.copy(0, 1, 20)  # keys lie in blocks of 16, which are copied whole
     else:
         states.restore(1, states.save(0, 20))
-    assert told.target.n_mtp_held(1, text) == 20
+    assert told.target.n_held("mtp.0", 1, text) == 20
     states.restore(1, states.save(0, 0))  # a checkpoint: of no positions
-    assert told.target.n_mtp_held(1, text) == 20
+    assert told.target.n_held("mtp.0", 1, text) == 20
 
 
 N_HELD = {
@@ -268,7 +268,7 @@ def test_of_several_layers_each_drafts_a_token_after_the_draft_before():
     told, text = Told("mtp-glm4moe", change=with_two), runs("mtp-glm4moe")[0].text[:20]
     told.open()
     told.tell(text[:-1])
-    assert told.target.mtp_features == ("output", "output")
+    assert [part.input for part in told.target.heads.values()] == [("output",)] * 2
     found = told.draft(text, 5)
 
     fresh = Told("mtp-glm4moe", change=with_two)
@@ -278,7 +278,7 @@ def test_of_several_layers_each_drafts_a_token_after_the_draft_before():
 
     def computed(layer, tokens, hidden):  # all of it, with nothing kept
         rows, given = np.array([len(tokens) - 1], np.int32), np.ascontiguousarray(hidden)
-        how = {"rows": rows, "layers": (2 + layer, 3 + layer), "hidden": given, "features": ("output",)}
+        how = {"rows": rows, "part": f"mtp.{layer}", "hidden": given, "features": ("output",)}
         passed = fresh.context.model.forward(Batch.chain(tokens, **how))
         return int(passed.argmax()[0]), passed.features("output")[-1:].copy()
 
@@ -402,8 +402,8 @@ def test_it_is_said_why_a_target_has_no_such_layers():
         loader, path = Loader(REGISTRY, backend or Reference(NoOptions()), Progress()), draft_file("mtp-qwen35")
         loader._files[str(path)] = change(ModelFile.open(path))
         context = loader.load(path, ModelOptions(1, 64, 1), purpose="target", wants_mtp=True)
-        assert not context.info.mtp_features
-        return context.lack_of_mtp
+        assert not context.info.heads
+        return context.lack_of_heads
 
     missing = "blk.2.nextn.eh_proj.weight"
     found = lack(lambda file: altered(file, without=(missing,)))
@@ -455,20 +455,20 @@ def test_passes_that_do_not_fit_are_refused():
         ({"tokens": feed.tokens[:0], "hidden": feed.hidden[:0]}, "some tokens of each slot"),
     ):
         with pytest.raises(OptionError, match=message):
-            told.target.forward_mtp([attrs.evolve(feed, **changes)])
-    with pytest.raises(OptionError, match="layer 1 of the layers that predict further tokens, of which this target has 1"):
-        told.target.forward_mtp([feed], 1)
+            told.target.forward_part("mtp.0", [attrs.evolve(feed, **changes)])
+    with pytest.raises(OptionError, match=r"a pass through part 'mtp\.1' of this target, expected one of mtp\.0"):
+        told.target.forward_part("mtp.1", [feed])
     with pytest.raises(OptionError, match="some tokens of each slot, once"):
-        told.target.forward_mtp([feed, feed])
+        told.target.forward_part("mtp.0", [feed, feed])
     with pytest.raises(OptionError, match="2 more passes, expected one row of each slot"):
-        told.target.forward_mtp([attrs.evolve(feed, n_rows=0)], n_more=2)
+        told.target.forward_part("mtp.0", [attrs.evolve(feed, n_rows=0)], n_more=2)
 
 
 def test_it_is_offered_and_drafts_on_the_tiny_model():
     assert augury_drafters() == [DraftMtp]
     registry = registry_with_toys()
     with Engine.load(TINY_TARGET, backend="toy", spec_type="draft-mtp", n_ctx=64, registry=registry) as engine:
-        assert engine.info.mtp_features == ("output",)
+        assert engine.info.heads["mtp.0"].input == ("output",)
 
 
 # An assistant, which attends to what the target keeps
@@ -480,7 +480,7 @@ def test_an_assistant_does_nothing_for_a_prompt_and_keeps_nothing():
     told.tell(text[:70])
     told.runner.begin(0, text[:71])
     assert not told.passes
-    assert not told.target.mtp_keeps
+    assert not told.target.heads["assistant"].caches
     told.draft(text[:71], 3)
     assert told.passes == [(0, 1)] * 3
     assert told.context.spec.n_bytes_per_position == plain_spec(ASSISTANT).n_bytes_per_position

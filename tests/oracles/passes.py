@@ -46,7 +46,7 @@ def joined(*batches) -> Batch:
 
 def hidden_states(model, text, slot=0):
     """What is given for each token: what the model made of the one before."""
-    name = model.info.mtp_features[0]
+    (name,) = next(iter(model.info.heads.values())).input
     rows = np.empty(0, np.int32)
     found = model.forward(Batch.chain(text, slot=slot, rows=rows, features=(name,))).features(name)
     return np.concatenate([np.zeros_like(found[:1]), found])
@@ -54,10 +54,8 @@ def hidden_states(model, text, slot=0):
 
 def mtp(model, tokens, start, hidden, *, slot=0, rows=None, layer=0):
     """A pass through a layer that predicts further tokens: its logits, and what it gives on."""
-    layers, at = model.info.mtp_layers[layer], start if model.info.mtp_keeps else start - 1
-    given_on = "output" if model.info.mtp_features[layer] == "output" else f"layer.{layers[0]}"
-    batch = Batch.chain(
-        tokens, start=at, slot=slot, rows=rows, layers=layers, hidden=np.ascontiguousarray(hidden), features=(given_on,)
-    )
+    name, part = [*model.info.heads.items()][layer]
+    at, given = start - (not part.caches), np.ascontiguousarray(hidden)
+    batch = Batch.chain(tokens, start=at, slot=slot, rows=rows, part=name, hidden=given, features=(part.output,))
     passed = model.forward(batch)
-    return passed.rows().copy(), passed.features(given_on).copy()
+    return passed.rows().copy(), passed.features(part.output).copy()

@@ -85,21 +85,22 @@ class Told:
         self.loader._files[str(path)] = mtp_file(name) if change is None else change(mtp_file(name))
         options = ModelOptions(n_slots, N_CTX, 1, cache_type, cache_type, 8)
         self.context = self.loader.load(path, options, purpose="target", wants_mtp=True)
-        if target is not None and self.context.info.mtp_keeps:
+        if target is not None and next(iter(self.context.info.heads.values())).caches:
             file, of_mtp = self.loader.open(path), self.context.model.forward
             of_hidden = make_backend(REGISTRY, target).load(file, plan_of(file, REGISTRY), options, Progress()).forward
             self.context.model.forward = lambda batch: (of_hidden if batch.hidden is None else of_mtp)(batch)
         self.target = EngineTarget(self.context)
         self.runner = MtpRunner(self.target, N_CTX, n_vocab=N_VOCAB, n_first=0)
         self.passes = []  # through the layers that predict further tokens: which, and over how many tokens
-        forward = self.target.forward_mtp
+        forward, parts = self.target.forward_part, [*self.target.heads]
+        self.names = self.target.heads[parts[0]].input
 
-        def counted(feeds, layer=0, vocabulary=None, n_more=0):
-            self.passes.append((layer, sum(len(feed.tokens) for feed in feeds)))
-            self.passed = forward(feeds, layer, vocabulary, n_more)
+        def counted(part, feeds, vocabulary=None, n_more=0):
+            self.passed = forward(part, feeds, vocabulary, n_more)
+            self.passes.append((parts.index(part), sum(len(feed.tokens) for feed in feeds)))
             return self.passed
 
-        self.target.forward_mtp = counted
+        self.target.forward_part = counted
 
     def open(self, slot=0):
         assert self.context.open(np.zeros(1, np.int32), may_reuse=False, slot=slot).slot == slot
@@ -109,7 +110,7 @@ class Told:
         start = N_CTX - self.context.room(slot)
         tokens, path = np.array(tokens, np.int32), list(range(n_accepted))
         feed = self.context.prepare(slot, tokens, 0, Draft(np.array(draft, np.int32)) if len(draft) else None)
-        name = self.target.mtp_features[0]
+        (name,) = self.names
         hidden = self.context.forward([feed], (name,)).features(name).copy()
         self.context.commit(feed, path)
         kept = np.concatenate([tokens, np.array(draft, np.int32)[path]])
@@ -117,8 +118,8 @@ class Told:
 
     def features_of(self, text):
         """The hidden states of a text that are fed."""
-        passed = self.context.model.forward(Batch.chain(text, features=self.target.mtp_features[:1]))
-        return {name: passed.features(name).copy() for name in self.target.mtp_features[:1]}
+        passed = self.context.model.forward(Batch.chain(text, features=self.names))
+        return {name: passed.features(name).copy() for name in self.names}
 
     def request(self, text, k, slot=0, **more):
         return DraftRequest(slot, np.array(text, np.int32), k, 0.0, **more)

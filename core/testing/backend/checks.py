@@ -18,7 +18,7 @@ from augury.passes import Pass
 from augury.testing.backend import contract
 from augury.testing.backend.subject import N_CTX, BackendSubject
 from augury.testing.contract import Check, Contract, hypothesis_settings
-from augury.testing.tiny_model import N_LAYERS, N_VOCAB
+from augury.testing.tiny_model import N_VOCAB
 
 _WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_0")
 _N_TEXT = 80  # tokens, more than a pass of some backends takes
@@ -101,19 +101,19 @@ def mtp(subject: BackendSubject) -> None:
     """A layer that predicts further tokens is the reference's, and its drafts leave no trace."""
     if not subject.backend.computes_mtp:
         return
-    tokens, n, cut, given = _tokens(24), N_LAYERS, 15, ("output",)
+    tokens, cut, given = _tokens(24), 15, ("output",)
     with (
         closing(subject.load("Q8_0", has_mtp=True)) as model,
         closing(subject.load("Q8_0", has_mtp=True, is_reference=True)) as oracle,
     ):
-        if model.info.mtp_features != given:
-            raise contract.MTP.broken(subject.backend.name, f"given {model.info.mtp_features}, expected {given}")
+        if model.info.heads != oracle.info.heads:
+            raise contract.MTP.broken(subject.backend.name, f"has {model.info.heads}, expected {oracle.info.heads}")
         features = oracle.forward(Batch.chain(tokens, features=given)).features("output")
         hidden = np.concatenate([np.zeros_like(features[:1]), features])
 
         def batch_of(tokens: np.ndarray, start: int = 0, **others: Any) -> Batch:
             rows = np.ascontiguousarray(hidden[start : start + len(tokens)])
-            return Batch.chain(tokens, start=start, layers=(n, n + 1), hidden=rows, features=given, **others)
+            return Batch.chain(tokens, start=start, part="mtp.0", hidden=rows, features=given, **others)
 
         passed, right = (each.forward(batch_of(tokens)) for each in (model, oracle))
         whole = passed.rows().copy()

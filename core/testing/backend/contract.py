@@ -28,7 +28,7 @@ FEATURES = Contract(
 )
 MTP = Contract(
     "A layer that predicts further tokens gives what the reference's gives, and its drafts leave no trace.",
-    "augury.drafter.Target.forward_mtp",
+    "augury.drafter.Target.forward_part",
 )
 HANDLE = Contract("A forward returns a Pass, whose methods agree with its rows.", "augury.backend.Pass")
 VOCABULARY = Contract(

@@ -41,7 +41,7 @@ def quantised(name):
     if name not in MTP:
         file.borrow_from(tiny_file(target_of(name)))
     plan = plan_of(file, REGISTRY)
-    own = {part.weight for part in plan.parts() if isinstance(part, Linear)} & file.tensors.keys()
+    own = {part.weight for part in plan.tensors() if isinstance(part, Linear)} & file.tensors.keys()
     for each in own:
         tensor = file.tensors[each]
         data = quantize(tensor.data.view(np.float32).reshape(tensor.shape), GGMLQuantizationType.Q8_0)
@@ -58,10 +58,10 @@ def loaded(name):
 def test_a_token_has_the_same_bits_in_any_company(name):
     model, n, rng = loaded(name), N_TOKENS, np.random.default_rng(2)
     n_layers, is_mtp = model.info.n_layers, name in MTP
-    given = model.features[model.info.mtp_features[0]] if is_mtp else model.info.n_embd
+    given = model.info.parts["mtp.0" if is_mtp else "main"].width
     hidden, tokens = rng.normal(size=(n, given)).astype(np.float32), rng.integers(0, 128, n)
     layer = n_layers if is_mtp else n_layers - 1
-    params = {"layers": (layer, layer + 1)} if is_mtp else {}
+    params = {"part": "mtp.0"} if is_mtp else {}
 
     def computed(*spans):
         parts = [Batch.chain(tokens[a:b], start=a, slot=slot, hidden=hidden[a:b]) for slot, a, b in spans]
@@ -146,7 +146,7 @@ def test_what_a_target_lends_is_in_memory_once():
     alone = backend.memory_needed(file, plan, options)[0].n_bytes
     target, head = (backend.load(each, plan_of(each, REGISTRY), options, Progress()) for each in (file.target, file))
     theirs, mine = (
-        {part.weight: model._lowering._weights.matrix(part).words for part in model._plan.parts() if isinstance(part, Linear)}
+        {part.weight: model._lowering._weights.matrix(part).words for part in model._plan.tensors() if isinstance(part, Linear)}
         for model in (target, head)
     )
     for name in borrowed:

@@ -50,7 +50,7 @@ class Head:
         self.hidden = self.models["encoder"].forward(Batch.chain(nothing, hidden=features)).rows().copy()
 
     def inject(self, start, end, slot=0):
-        given = {"hidden": self.hidden[start:end], "rows": NOBODY}
+        given = {"hidden": self.hidden[start:end], "rows": NOBODY, "part": "inject"}
         self.models["main"].forward(Batch.chain(self.text[start:end], slot=slot, start=start, **given))
 
     def masked(self, token, k, **more):
@@ -128,7 +128,7 @@ def test_what_is_borrowed_is_in_memory_once(head):
 
 def test_a_pass_over_hidden_states_gives_no_features_of_layers(head):
     with pytest.raises(OptionError, match=r"feature 'layer\.0'"):
-        head.models["main"].forward(Batch.chain(head.text[:2], hidden=head.hidden[:2], features=("layer.0",)))
+        head.models["main"].forward(Batch.chain(head.text[:2], hidden=head.hidden[:2], features=("layer.0",), part="inject"))
 
 
 def test_a_model_without_layers_gives_what_its_output_reads(head):
@@ -150,7 +150,7 @@ def test_backends_agree_on_blocks_far_into_a_text(name, cache_type, most):
         kind = REGISTRY.backends[backend]
         model = kind(kind.options_class()).load(file, plan_of(file, REGISTRY), options, Progress())
         for n in (250, 510):  # blocks across ends of chunks of 256
-            model.forward(Batch.chain(np.zeros(n, np.int32), hidden=hidden[:n], rows=NOBODY))
+            model.forward(Batch.chain(np.zeros(n, np.int32), hidden=hidden[:n], rows=NOBODY, part="inject"))
             rows.append(model.forward(Batch.chain(np.int32([3] + [127] * 8), start=n)).rows().copy())
         model.close()
     for found, right in zip(rows[:2], rows[2:], strict=True):

@@ -127,7 +127,7 @@ def test_it_says_whose_hidden_states_it_needs_and_what_it_predicts():
     plan = plan_of(file, REGISTRY)
     assert plan.hidden_of == ("embedding", "layer.0", "")
     info = ModelInfo.of(file, plan)
-    assert (info.n_vocab, info.hidden_of, info.n_layers) == (128, plan.hidden_of, 2)
+    assert (info.n_vocab, info.parts["main"].input, info.n_layers) == (128, plan.hidden_of, 2)
 
 
 def test_the_number_after_the_last_layer_means_what_it_means_to_llama_cpp():

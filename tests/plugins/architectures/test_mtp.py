@@ -32,7 +32,7 @@ def load(backend, name, *, plan=None, **options):
 
 def drafted(model, run):
     """The drafts of each round, and the logits of the last token; of several layers each drafts one."""
-    hidden, n_layers, keeps = hidden_states(model, run.text), len(model.info.mtp_features), model.info.mtp_keeps
+    hidden, n_layers, keeps = hidden_states(model, run.text), len(model.info.heads), "assistant" not in model.info.heads
     n_done = [0] * n_layers
     for last in run.last.tolist():
         tokens, made, n = [], hidden[:0], last + 1
@@ -63,7 +63,7 @@ def test_drafts_and_logits_are_those_of_llama_cpp(backend, name):
 @pytest.mark.parametrize("name", MTP)
 def test_what_is_drafted_does_not_depend_on_cuts_slots_or_threads(name):
     text, model, other = runs(name)[0].text[:40], load("numba-cpu", name), load("numba-cpu", name, threads=2)
-    hidden, first = hidden_states(model, text)[:-1], 0 if model.info.mtp_keeps else 1
+    hidden, first = hidden_states(model, text)[:-1], int("assistant" in model.info.heads)
     right = mtp(model, text[first:], first, hidden[first:])
 
     for computing, slot, cuts in ((model, 1, (2, 3, 5, 6)), (other, 0, (17, 18)), (other, 1, ())):
@@ -74,7 +74,7 @@ def test_what_is_drafted_does_not_depend_on_cuts_slots_or_threads(name):
         assert np.array_equal(np.concatenate([logits for logits, _ in parts]), right[0])
         assert np.array_equal(np.concatenate([given for _, given in parts]), right[1])
     tokens, hidden = text[first : first + 9], hidden[first : first + 9]
-    batch = Batch.chain(tokens, layers=model.info.mtp_layers[0], hidden=np.ascontiguousarray(hidden))
+    batch = Batch.chain(tokens, part=next(iter(model.info.heads)), hidden=np.ascontiguousarray(hidden))
     both = attrs.evolve(  # of two slots, in turns
         batch,
         tokens=np.repeat(tokens, 2),
@@ -156,9 +156,15 @@ def test_a_layer_with_its_own_embedding_and_output_uses_them():
 def test_a_pass_is_through_one_such_layer_with_hidden_states():
     model = load("reference", "mtp-qwen35")
     hidden = np.zeros((2, model.features["output"]), np.float32)
-    for layers, given in (((2, 4), hidden), ((1, 3), hidden), ((3, 4), hidden), ((2, 3), None), ((2, 3), hidden[:, 1:])):
-        with pytest.raises(OptionError, match=r"layers [123] to|from layer 2 on"):
-            model.forward(Batch.chain([1, 2], layers=layers, hidden=given))
+    for params, told in (
+        ({"part": "main", "layers": (2, 3)}, "layers 2 to 3 of main, expected some of 0 to 2 of main"),
+        ({"part": "mtp.0", "layers": (2, 3)}, "layers 2 to 3 of mtp.0, expected some of 0 to 2 of main"),
+        ({"part": "mtp.1"}, "part 'mtp.1', of a model that has main, mtp.0"),
+        ({"part": "mtp.0", "hidden": None}, "from layer 2 on are missing"),
+        ({"part": "mtp.0", "hidden": hidden[:, 1:]}, "from layer 2 on are float32 of shape"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            model.forward(Batch.chain([1, 2], **{"hidden": hidden, **params}))
 
 
 def test_layers_that_are_not_complete_are_left_out():
