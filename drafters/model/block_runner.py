@@ -26,7 +26,7 @@ from attrs import evolve
 
 from augury.batch import SlotInput
 from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, WrittenDraft
-from augury.drafters.model.hidden_runner import HiddenRunner
+from augury.drafters.model.part_runner import PartRunner
 from augury.passes import ArrayPass, Context, Pass
 from augury.types import Draft
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _NO_TOKENS = np.empty(0, np.int32)
 
 
-class BlockRunner(HiddenRunner):
+class BlockRunner(PartRunner):
     """A head that the drafters of all slots share."""
 
     def __init__(
@@ -46,7 +46,7 @@ class BlockRunner(HiddenRunner):
         """Take over a loaded head.
 
         Args:
-            context: See `HiddenRunner`.
+            context: See `PartRunner`.
             encoder: See there.
             n_vocab: See there.
             further: Models on which a choice depends as well, by the names of plans. `transitions` gives logits that are added

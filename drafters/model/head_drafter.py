@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from augury.drafters.model.head_runner import HeadRunner
 from augury.drafters.model.load_options import LoadOptions
 from augury.drafters.model.model_drafter import FeatureDrafter, drafter_for
+from augury.drafters.model.part_runner import PartRunner
 from augury.drafters.model.row_model import Encoder
 from augury.drafters.model.vocabulary_match import size_difference
 from augury.errors import OptionError, UnsupportedError
 
 if TYPE_CHECKING:
-    from augury.drafters.model.hidden_runner import HiddenRunner
     from augury.files.gguf import ModelFile
     from augury.interfaces import Session
     from augury.passes import Context
@@ -29,7 +28,7 @@ class HeadDrafter(FeatureDrafter):
     architecture: ClassVar[str]
     """The architectures of heads' files."""
     options_class = LoadOptions
-    runner: HiddenRunner
+    runner: PartRunner
 
     def __init__(self, options: LoadOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -51,7 +50,7 @@ class HeadDrafter(FeatureDrafter):
         encoder: Encoder,
         load: Callable[[str], Context],  # noqa: ARG003 - the encoder is all that a head of one layer has besides
         n_vocab: int,
-    ) -> HiddenRunner:
+    ) -> PartRunner:
         """The runner of a head.
 
         Args:
@@ -60,9 +59,9 @@ class HeadDrafter(FeatureDrafter):
             load: Loads another plan of its file, which has no layers.
             n_vocab: A token from this on is never proposed.
         """
-        return HeadRunner(context, encoder, n_vocab=n_vocab)
+        return PartRunner(context, encoder, n_vocab=n_vocab)
 
-    def _load(self, reference: str) -> HiddenRunner:
+    def _load(self, reference: str) -> PartRunner:
         """The head, for all slots.
 
         Raises:

@@ -14,8 +14,8 @@ from augury.interfaces import Ask, Drafter, DrafterTraits
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from augury.drafters.model.hidden_runner import HiddenRunner
     from augury.drafters.model.mtp_runner import MtpRunner
+    from augury.drafters.model.part_runner import PartRunner
     from augury.types import ModelInfo
 
 _N_CANDIDATES = 4  # for each place, of which a planner takes those worth their time
@@ -102,7 +102,7 @@ class ModelDrafter(Drafter):
 class FeatureDrafter(ModelDrafter):
     """Lets a model write ahead from hidden states of the target, `DrafterTraits.features`."""
 
-    runner: HiddenRunner | MtpRunner
+    runner: PartRunner | MtpRunner
 
     def n_held(self, history: np.ndarray) -> int:
         """As far as the runner keeps something of the text in the slot."""

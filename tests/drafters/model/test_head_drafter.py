@@ -77,7 +77,7 @@ def test_drafts_do_not_depend_on_how_the_text_came(rig, name, cuts, slot):
 
 @pytest.mark.parametrize("name", ["eagle3-llama", "dflash-qwen3"])
 def test_a_long_prompt_is_processed_as_it_comes_and_features_are_kept_no_longer_than_needed(rig, name, monkeypatch):
-    monkeypatch.setattr("augury.drafters.model.hidden_runner._CHUNK", 8)
+    monkeypatch.setattr("augury.drafters.model.part_runner._CHUNK", 8)
     made = rig(name)
     made.feed(0, 30)
     text = made.runner._texts[0]

@@ -1,21 +1,31 @@
-"""Runs a draft model that is given hidden states of its target beside tokens, or in place of them, for all slots.
+"""Runs a part of a draft model that is given hidden states of its target beside tokens, or in place of them, for all slots.
 
 Its slots are the target's, of the same numbers. It is fed features of the target's tokens as they are computed; an encoder
-makes hidden states of these when the draft model is to keep something of them.
+makes hidden states of these when the draft model is to keep something of them. Position p of a slot holds what `inject` keeps
+of the hidden state of token p, or what `main` does of that and of token p + 1, whose output there predicts token p + 2::
+
+    text                  the   cat   sat   on          "on" was sampled last, and is not in the target's memory
+    hidden states of       0     1     2
+    `main` is given       (cat,0)(sat,1)(on,2)          predicts token 4, the draft's first
+
+Further tokens of a draft come with the output of the part's own layers for the token before. They are cut off again, because
+the target will compute hidden states of the accepted ones.
+
+Source: EAGLE-3 (see `augury.plugins.architectures.eagle`), as llama.cpp's driver feeds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import Factory, define, evolve
 
 from augury.batch import SlotInput
 from augury.drafters.model.cached_text import CachedText, FedRows, n_common
-from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner
-from augury.passes import Context
+from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner, WrittenDraft
+from augury.passes import Context, Pass
 from augury.types import Draft
 
 if TYPE_CHECKING:
@@ -50,20 +60,25 @@ class FedText(CachedText):
         return self.n < self.n_fed
 
 
-class HiddenRunner(DraftRunner):
-    """A draft model that the drafters of all slots share, and that keeps something of each hidden state.
+class PartRunner(DraftRunner):
+    """A part that the drafters of all slots share, and that keeps something of each hidden state.
 
     Texts are given up to the last hidden state; drafts go on from there.
-    """
 
-    lag: ClassVar[int] = 0
-    """1 where the draft model is given the token after a hidden state's own, so that the last one waits for it."""
+    Attributes:
+        encoder: Makes hidden states of features.
+        lag: 1 where the part is given the token after a hidden state's own, so that the last one waits for it; 0 of `inject`.
+    """
 
     def __init__(self, context: Context, encoder: Encoder, *, n_vocab: int) -> None:
         """Take over a loaded model with as many slots as the target has, and as long ones; see `DraftRunner`."""
         super().__init__(context, n_vocab=n_vocab, n_first=0)
-        self.encoder = encoder
+        self.encoder, self.lag = encoder, int("inject" not in context.info.parts)
         self._n_judged = N_JUDGED
+        self._made = context.info.parts["main"].output
+        self._features = (self._made,)
+        self._last: Pass | None = None  # with logits, until its hidden states are in `_own`
+        self._own = np.empty((0, 0), np.float32)
 
     def n_held(self, slot: int, history: np.ndarray) -> int:
         """How many of the first tokens of a new text (h,) int32 it need not be fed; the slot is opened for it.
@@ -106,6 +121,29 @@ class HiddenRunner(DraftRunner):
         text = self._text(request.slot)
         return not text.is_parked and text.n_fed == len(request.history) - 1 > text.fed.first
 
+    def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
+        """See `DraftRunner.draft`; nothing of a draft stays."""
+        limits = [request.limit * self.is_fed(request) for request in requests]
+        pairs = zip(requests, limits, strict=True)
+        written = super().draft([evolve(request, history=request.history[1:], limit=limit) for request, limit in pairs])
+        for text in (self._text(request.slot) for request in requests):
+            self._cut(text, text.n_fed)
+            self._forget(text)
+        return written
+
+    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
+        """See `DraftRunner.teacher_forced`; -1 where the tokens before were not fed, or too long ago."""
+        text = self._text(slot)
+        end = len(history) - 2  # the last but one token is given last
+        start = max(end - n, text.fed.first)
+        if text.is_parked or text.n_fed < end or start >= end:
+            return np.full(n, -1, np.int32)
+        while text.n < start:
+            self._go_on(text, start - text.n)
+        self._cut(text, start)
+        best = self._forward([(text, history[start + 1 : end + 1], None)], n_rows=end - start).argmax()
+        return np.concatenate([np.full(n - len(best), -1, np.int32), best])
+
     def _text(self, slot: int) -> FedText:
         """A slot's text; an unknown one if it has none, or if a pass of it failed."""
         text = self._texts.get(slot)
@@ -146,13 +184,33 @@ class HiddenRunner(DraftRunner):
         fed = [text.fed.of(text.n, text.n + len(tokens)) for text, (_, tokens, _) in pairs if text.has_next]
         ends = np.cumsum([len(rows) for rows in fed])[:-1]
         made = iter(np.split(self.encoder.rows(np.concatenate(fed)), ends) if fed else ())
-        hidden = [next(made) if text.has_next else self._own_hidden(text) for text in texts]
+        hidden = [next(made) if text.has_next else self._own_hidden(text) if self.lag else None for text in texts]
         feeds = super()._feeds(shares, n_rows, n_more)
         return [evolve(feed, hidden=rows) for feed, rows in zip(feeds, hidden, strict=True)]
 
-    def _own_hidden(self, text: FedText) -> np.ndarray | None:  # noqa: ARG002 - for heads that go on by themselves
-        """The hidden state (1, E) that the draft model made for the next token of a text in the last pass."""
-        return None
+    def _forward(
+        self,
+        shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]],
+        *,
+        n_rows: int = 1,
+        n_more: int = 0,
+        vocabulary: np.ndarray | None = None,
+    ) -> Pass:
+        """See `DraftRunner._forward`; the output for each share's last token is there until the next pass."""
+        logits = super()._forward(shares, n_rows=n_rows, n_more=n_more, vocabulary=vocabulary)
+        if n_rows:
+            self._last, last = logits, -1
+            for text, tokens, _ in shares:
+                last += 1 if n_more else len(tokens)
+                assert isinstance(text, FedText)
+                text.made_at = last
+        return logits
+
+    def _own_hidden(self, text: FedText) -> np.ndarray:
+        """The hidden state (1, E) that the last pass made for the next token of a text."""
+        if self._last is not None:
+            self._own, self._last = self._last.features(self._made).copy(), None
+        return self._own[text.made_at : text.made_at + 1]
 
     def _names(self, text: CachedText, feed: SlotInput) -> np.ndarray:
         """See `DraftRunner._names`: a pair is named by the token whose hidden state it has, so that both decide on reuse."""
