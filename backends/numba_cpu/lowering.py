@@ -22,7 +22,7 @@ from augury.backends.numba_cpu.slot_memory import to_move
 from augury.backends.numba_cpu.tape import Program, Tape, ThreadRows, Workspace, row_bytes
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Layer, ModelPlan
-from augury.lowering import Ends, PlanEmitters, largest
+from augury.lowering import PartEmitters, PlanEmitters, largest
 from augury.types import ModelOptions
 
 
@@ -131,31 +131,28 @@ class Lowering(PlanEmitters[BlockEmitter]):
         takes_hidden: bool,
         is_read: bool,
     ) -> Program:
-        ends = self._ends_of(part)
-        if (begin := ends.input) is not None:  # its passes have one tape for any number of tokens
-            space = self._wide[ends.n_embd]
+        emitters, is_head = self._parts[part], part in self.plan.heads
+        if is_head:  # its passes have one tape for any number of tokens
+            space = self._wide[emitters.n_embd]
         writing, embedded = Tape(self._weights, self._buffers, space, self._arena), space.embedded
-        if begin is not None or not takes_hidden or embedded is not None or self.plan.embedding.layer_inputs is not None:
-            ends.embedding.emit(writing)
+        if is_head or not takes_hidden or embedded is not None or self.plan.embedding.layer_inputs is not None:
+            emitters.embedding.emit(writing)
         if embedded is not None:
             writing.copy(space.x, embedded)
-        if begin is not None:
-            writing.take_hidden(ThreadRows(self._buffers[HIDDEN], ends.n_hidden))
+        if is_head:
+            writing.take_hidden(ThreadRows(self._buffers[HIDDEN], emitters.n_hidden))
             self._streams.place(writing)
-            begin.emit(writing)
         else:
             self._streams.begin(writing, takes_hidden=takes_hidden)
         if "embedding" in features:
             writing.give_features("embedding", self._streams.all(writing))
-        if part == "inject":
-            layers = (0, 0)
-            for emitter in self._injections:
-                self._streams.read(writing, None)
-                emitter.emit(writing)
+        for emitter in emitters.inputs:
+            self._streams.read(writing, None)
+            emitter.emit(writing)
         for i in range(*layers):
             self._emit_layer(writing, i, self.plan.every_layer[i], features, is_read=is_read or i < layers[1] - 1)
         if is_read:
-            self._emit_output(writing, ends, features)
+            self._emit_output(writing, emitters, features)
         return writing.program()
 
     def _emit_layer(self, writing: Tape, i: int, layer: Layer, features: tuple[str, ...], *, is_read: bool) -> None:
@@ -170,12 +167,12 @@ class Lowering(PlanEmitters[BlockEmitter]):
         if f"layer.{i}" in features:
             writing.give_features(f"layer.{i}", self._streams.all(writing))
 
-    def _emit_output(self, writing: Tape, ends: Ends[BlockEmitter], features: tuple[str, ...]) -> None:
+    def _emit_output(self, writing: Tape, part: PartEmitters[BlockEmitter], features: tuple[str, ...]) -> None:
         """Write the records of an output."""
-        self._streams.read(writing, ends.block.connection)
+        self._streams.read(writing, part.output_block.connection)
         if "output" in features:
-            writing.give_output(ends.block)
-        ends.output.emit(writing)
+            writing.give_output(part.output_block)
+        part.output.emit(writing)
         writing.norm_x(None)  # adds the rest, if there is no output
 
     def _emit_blocks(self, writing: Tape, i: int, layer: Layer, *, is_read: bool) -> None:

@@ -21,7 +21,7 @@ from augury.backends.numba_cuda.tape import Size, Tape, splits_of
 from augury.backends.numba_cuda.weights import Weights
 from augury.batch import check_vocabulary
 from augury.blocks import Linear, ModelPlan, Norm, Output
-from augury.lowering import Ends, PlanEmitters, largest
+from augury.lowering import PartEmitters, PlanEmitters, largest
 from augury.types import ModelOptions
 
 PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS)
@@ -65,13 +65,9 @@ class Lowering(PlanEmitters[BlockEmitter]):
 
     def _every_part(self) -> Iterator[Parts]:
         """Passes that make use of all weights."""
-        n = len(self.plan.layers)
-        yield Parts((0, n))
-        if self._injections:
-            yield Parts((0, n), takes_hidden=True, name="inject")
-        for name, ends in self._mtp.items():
-            features = () if ends.block.given is None else ("output",)
-            yield Parts(self._parts[name].layers, features, takes_hidden=True, name=name)
+        for name, part in self._parts.items():
+            features = () if name not in self.plan.heads or part.output_block.given is None else ("output",)
+            yield Parts(part.layers, features, takes_hidden=name != "main", name=name)
 
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate work space and the slots' memory, and load the weights."""
@@ -85,8 +81,8 @@ class Lowering(PlanEmitters[BlockEmitter]):
         n_embd = self.plan.widest
         needed = dict.fromkeys(("x", "y", *self._asides()), 4 * MAX_TOKENS * n_embd)
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
-        if self.plan.keeps_embedded or self.plan.embedding.layer_inputs is not None or self._mtp:
-            needed[HIDDEN] = 4 * MAX_TOKENS * max(ends.n_hidden for ends in (self._ends, *self._mtp.values()))
+        if self.plan.keeps_embedded or self.plan.embedding.layer_inputs is not None or self.plan.mtp:
+            needed[HIDDEN] = 4 * MAX_TOKENS * max(part.n_hidden for part in self._parts.values())
         needed |= {"logits": 0, "best of chunks": 0, "best": 8 * MAX_ROWS} | SPLIT_BUFFERS
         widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
         if any(widths):
@@ -127,7 +123,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
         Raises:
             OptionError: The model cannot have such a vocabulary.
         """
-        output = self._ends_of(part).block
+        output = self._parts[part].output_block
         linear = output.weight
         if type(output) is not Output or linear is None:
             return None
@@ -155,13 +151,13 @@ class Lowering(PlanEmitters[BlockEmitter]):
 
     def steps(self, size: Size, parts: Parts) -> Tape:
         """The work of such a program."""
-        ends = self._ends_of(parts.name)
-        tape = Tape(size, self._weights, self.buffers, self.inputs, ends.n_embd)
+        part = self._parts[parts.name]
+        tape = Tape(size, self._weights, self.buffers, self.inputs, part.n_embd)
         tape.narrow, tape.chooses = self._narrow if parts.is_narrow else {}, self.chooses
-        self._emit_embedding(tape, ends, takes_hidden=parts.takes_hidden)
+        self._emit_embedding(tape, part, parts)
         if parts.name == "inject":
             tape.norm_first([injection.norm for injection in self.plan.injections[:1]])
-            for emitter in self._injections:
+            for emitter in part.inputs:
                 emitter.emit(tape)
             return tape
         self._streams.begin(tape, takes_hidden=parts.takes_hidden)
@@ -170,19 +166,19 @@ class Lowering(PlanEmitters[BlockEmitter]):
             self._emit_layer(tape, i, is_read=parts.is_read)
             self._give_features(tape, f"layer.{i}", parts)
         if parts.is_read:
-            self._emit_output(tape, ends, parts)
+            self._emit_output(tape, part, parts)
         return tape
 
-    def _emit_output(self, tape: Tape, ends: Ends[BlockEmitter], parts: Parts) -> None:
+    def _emit_output(self, tape: Tape, part: PartEmitters[BlockEmitter], parts: Parts) -> None:
         """Write the steps of an output, and the feature that it reads."""
-        self._streams.read(tape, ends.block.connection)
+        self._streams.read(tape, part.output_block.connection)
         if "output" in parts.features:
-            at, given = self.buffers["output"], ends.block.given
+            at, given = self.buffers["output"], part.output_block.given
             if given is None:
-                tape.norm_seen(ends.block.norm, DeviceRows(at, tape.x.width).operand)
+                tape.norm_seen(part.output_block.norm, DeviceRows(at, tape.x.width).operand)
             else:
-                tape.multiply(tape.norm(ends.block.norm, (given,)), ((given, 0),), DeviceRows(at, given.n_out))
-        ends.output.emit(tape)
+                tape.multiply(tape.norm(part.output_block.norm, (given,)), ((given, 0),), DeviceRows(at, given.n_out))
+        part.output.emit(tape)
 
     def _give_features(self, tape: Tape, name: str, parts: Parts) -> None:
         """Write that the residual streams go where their feature is read, if it is asked for."""
@@ -220,17 +216,17 @@ class Lowering(PlanEmitters[BlockEmitter]):
         emitters = self._layers[i][: len(layer.mixers)] if len(layer.mixers) > 1 and len(self._first_norms(i)) == 1 else []
         return [emitter.first_products for emitter in reversed(emitters) if emitter.first_products is not None]
 
-    def _emit_embedding(self, tape: Tape, ends: Ends[BlockEmitter], *, takes_hidden: bool) -> None:
+    def _emit_embedding(self, tape: Tape, part: PartEmitters[BlockEmitter], parts: Parts) -> None:
         """Write the first x, or the residual streams."""
         n_tokens = tape.size.n_tokens
-        if not takes_hidden or self.hidden is not self._passed_on:
-            ends.embedding.emit(tape)
+        if not parts.takes_hidden or self.hidden is not self._passed_on:
+            part.embedding.emit(tape)
         if EMBEDDED in self.buffers:
             tape.copy(tape.x.at, self.buffers[EMBEDDED], 4 * n_tokens * tape.x.width)
-        tape.streams = DeviceRows(self._passed_on, self.plan.embedding.n_streams * ends.n_embd)
-        if ends.input is not None:
-            ends.input.emit(tape)
-        elif takes_hidden and self.hidden is not self._passed_on:
+        tape.streams = DeviceRows(self._passed_on, self.plan.embedding.n_streams * part.n_embd)
+        if parts.name in self.plan.heads:
+            part.inputs[0].emit(tape)
+        elif parts.takes_hidden and self.hidden is not self._passed_on:
             tape.copy(self.hidden, self._passed_on, 4 * n_tokens * self.plan.n_hidden)
 
     def _emit_layer(self, tape: Tape, i: int, *, is_read: bool = True) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.errors import UnsupportedError
 from augury.lowering.operation import Operation
@@ -14,7 +15,7 @@ from augury.types import StateSpec
 
 if TYPE_CHECKING:
     from augury.blocks.block import Block, Connection
-    from augury.blocks.plan import ModelPlan
+    from augury.blocks.plan import ModelPlan, MtpLayer
     from augury.blocks.transformer import Output
     from augury.types import ModelOptions
 
@@ -116,15 +117,16 @@ class BlockEmitter:
 
 
 @frozen(eq=False)
-class Ends(Generic[_Block]):
-    """The emitters before and after the layers of a pass. A layer that predicts further tokens also begins with an `input`."""
+class PartEmitters(Generic[_Block]):
+    """The emitters of a part of a plan beside those of its layers."""
 
-    block: Output
+    layers: tuple[int, int]
+    output_block: Output
     n_embd: int  # values of x
-    n_hidden: int  # values of hidden states that the pass may be given
+    n_hidden: int  # values of hidden states that a pass may be given
     embedding: _Block
     output: _Block
-    input: _Block | None = None
+    inputs: Sequence[_Block] = ()  # that begin with hidden states
 
 
 class PlanEmitters(Generic[_Block]):
@@ -143,16 +145,13 @@ class PlanEmitters(Generic[_Block]):
         self._layers: list[list[_Block]] = []
         for layer in plan.every_layer:
             self._layers.append([self._emitter(block) for block in layer.blocks])
-        of_ends = map(self._emitter, (plan.embedding, plan.output))
-        self._ends = Ends(plan.output, plan.embedding.n_embd, plan.n_hidden, *of_ends)
-        self._parts, self._mtp = plan.parts, dict[str, Ends[_Block]]()
-        for part, each in plan.heads.items():
-            of_ends = map(self._emitter, (each.embedding, each.output, each.input))
-            self._mtp[part] = Ends(each.output, each.embedding.n_embd, each.input.n_hidden, *of_ends)
-        self._injections = [self._emitter(each) for each in plan.injections]
-        self._blocks = [emitter for emitters in self._layers for emitter in emitters] + self._injections
-        for ends in (self._ends, *self._mtp.values()):
-            self._blocks += [each for each in (ends.embedding, ends.input, ends.output) if each is not None]
+        self._parts = {"main": self._part("main", plan)}
+        self._parts |= {name: self._part(name, each, each.input) for name, each in plan.heads.items()}
+        if plan.block is not None:
+            injections = [self._emitter(each) for each in plan.injections]
+            self._parts["inject"] = evolve(self._parts["main"], layers=(0, 0), inputs=injections)
+        of_parts = [each for part in self._parts.values() for each in (part.embedding, *part.inputs, part.output)]
+        self._blocks = [*chain(*self._layers), *dict.fromkeys(of_parts)]
         n_bytes = sum(cache.bytes_per_position for block in self._blocks for cache in block.caches)
         of_sequence = sum(state.n_bytes for block in self._blocks for state in block.states)
         draft_max = options.draft_max if of_sequence else None
@@ -161,16 +160,19 @@ class PlanEmitters(Generic[_Block]):
     @property
     def _moving(self) -> list[_Block]:
         """The blocks whose cells move with accepted tokens, which layers that predict further tokens compute anew."""
-        of_layers = [emitter for emitters in self._layers[: len(self.plan.layers)] for emitter in emitters]
-        return [*of_layers, self._ends.embedding, self._ends.output]
+        main = self._parts["main"]
+        return [*chain(*self._layers[slice(*main.layers)]), main.embedding, main.output]
+
+    def _part(self, name: str, plan: ModelPlan | MtpLayer, *inputs: Block) -> PartEmitters[_Block]:
+        part, (embedding, output, *of_inputs) = (
+            self.plan.parts[name],
+            map(self._emitter, (plan.embedding, plan.output, *inputs)),
+        )
+        return PartEmitters(part.layers, plan.output, plan.embedding.n_embd, part.width, embedding, output, of_inputs)
 
     def _emitter(self, block: Block) -> _Block:
         sources = [next((each.caches for each in emitters if each.caches), ()) for emitters in self._layers]
         return self._of_block(block, self.options, self.plan.n_seen(block), sources)
-
-    def _ends_of(self, part: str) -> Ends[_Block]:
-        """The ends of a pass through a part."""
-        return self._mtp.get(part, self._ends)
 
 
 class ConnectionEmitter(ABC):
