@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from augury import lowering as op
-from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer
+from augury.backends.numba_cuda.device import Device, Launch, Pointer, Region
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.operations import EMITTERS
 from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scope
@@ -94,7 +94,7 @@ class BlockEmitter(op.BlockEmitter):
         for state in self.states:
             state.place(device)
 
-    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[Part]:
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[Region]:
         """See `SlotStates.slot_memory`."""
         parts = [part for cache in self.caches for part in cache.slot_memory(slot, n, start or 0)]
         return parts if start is not None else [*parts, *(state.slot_memory(slot) for state in self.states)]

@@ -47,7 +47,7 @@ class Pointer:
         return Pointer(self.buffer, self.offset + n_bytes)
 
 
-Part = tuple[Pointer, int]
+Region = tuple[Pointer, int]
 """A stretch of memory, and its bytes."""
 Staged = tuple[np.ndarray, Pointer]
 """A staging array, and where it is copied to on the device."""

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.block import BlockEmitter, FirstProducts, columns_of, multiply_first
-from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer, Program
+from augury.backends.numba_cuda.device import Device, Launch, Pointer, Program, Region
 from augury.backends.numba_cuda.kernels.dialect import Kernel
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
@@ -259,6 +259,6 @@ class Lowering(PlanEmitters[BlockEmitter]):
         """The launches that copy cells: n moves (n, 3) of slot, from, to."""
         return [launch for emitter in self._moving for launch in emitter.moving(moves, n)]
 
-    def slot_memory(self, slot: int, n: int, start: int | None = None) -> list[Part]:
+    def slot_memory(self, slot: int, n: int, start: int | None = None) -> list[Region]:
         """See `SlotStates.slot_memory`."""
         return [part for emitter in self._blocks for part in emitter.slot_memory(slot, n, start)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from attrs import evolve
 
-from augury.backends.numba_cuda.device import Copy, Device, Part
+from augury.backends.numba_cuda.device import Copy, Device, Region
 from augury.backends.numba_cuda.kernels.formats import TILE, TILE_ROWS
 from augury.backends.numba_cuda.weights import PURPOSE, Matrix
 
@@ -94,7 +94,7 @@ def _tiles_of(vocabulary: np.ndarray) -> np.ndarray:
     return different
 
 
-def _parts(matrix: Matrix, tile: int) -> Iterator[Part]:
+def _parts(matrix: Matrix, tile: int) -> Iterator[Region]:
     """The parts of a tile of rows of a matrix, in every plane; and of their bias."""
     first, size, at = tile * TILE * matrix.n_steps, TILE * matrix.n_steps, 0
     for n_halves, per in matrix.format.planes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from augury.backends.numba_cuda.device import Device, Launch, Part, Pointer
+from augury.backends.numba_cuda.device import Device, Launch, Pointer, Region
 from augury.backends.numba_cuda.kernels import recurrence
 from augury.backends.numba_cuda.kernels.cells import F32, TYPES, halves_of, move_cells
 from augury.backends.numba_cuda.kernels.convolution import MAX_SIZE
@@ -54,7 +54,7 @@ class Cache:
         self._planes = [(device.allocate(2 * n_cells * n, "KV cache").at(0), n) for n in self._n_halves]
         self.codes, self.halves = self._planes[0][0], self._planes[-1][0]
 
-    def slot_memory(self, slot: int, n: int, start: int = 0) -> Sequence[Part]:
+    def slot_memory(self, slot: int, n: int, start: int = 0) -> Sequence[Region]:
         """The memory of a slot's first n positions, or of those from `start` on."""
         return [
             (plane.at(2 * n_halves * (self._n_ctx * (slot * self.n_heads + head) + start)), 2 * n_halves * (n - start))
@@ -112,6 +112,6 @@ class State:
             for n in (state.n_fed - n_added, n_added)
         )
 
-    def slot_memory(self, slot: int) -> Part:
+    def slot_memory(self, slot: int) -> Region:
         """A slot's state."""
         return self.values.at(slot * self.n_bytes), self.n_bytes
