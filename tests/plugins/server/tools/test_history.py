@@ -4,11 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from anthropic.types import Message as AnthropicMessage
 from hypothesis import HealthCheck, given, settings, strategies as st
 from ollama import Message as OllamaMessage
-from openai.types.chat import ChatCompletionMessage
-from openai.types.responses import Response
 
 from augury.plugins.server.anthropic import CountRequest
 from augury.plugins.server.ollama.chat import ChatRequest as OllamaRequest, conversation
@@ -39,6 +36,8 @@ def told(number, i):
 
 def chat(turns):
     """The messages of /v1/chat/completions, each answer as the openai package's object writes it."""
+    from openai.types.chat import ChatCompletionMessage  # these take seconds: not every process has these tests
+
     messages = [ASKED]
     for number, (calls, thought, text) in enumerate(turns):
         made = [
@@ -55,6 +54,8 @@ def chat(turns):
 
 
 def responses(turns):
+    from openai.types.responses import Response
+
     items = [{"role": "user", "content": "Hi"}]
     for number, (calls, thought, text) in enumerate(turns):
         output = [
@@ -87,6 +88,8 @@ def responses(turns):
 
 
 def anthropic(turns):
+    from anthropic.types import Message
+
     messages = [ASKED]
     for number, (calls, thought, text) in enumerate(turns):
         content = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
@@ -97,7 +100,7 @@ def anthropic(turns):
         ]
         whole = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": content}
         whole |= {"stop_reason": "tool_use", "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1}}
-        messages.append({"role": "assistant", "content": AnthropicMessage.model_validate(whole).model_dump()["content"]})
+        messages.append({"role": "assistant", "content": Message.model_validate(whole).model_dump()["content"]})
         results = [
             {"type": "tool_result", "tool_use_id": f"callidxx{i}", "content": told(number, i)} for i in range(len(calls))
         ]
