@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from augury.constraint import Constraint as Constraint
     from augury.devices import Placement as Placement
     from augury.engine.engine import Engine as Engine
+    from augury.engine.params import RequestParams as RequestParams
     from augury.engine.running import Running as Running
     from augury.errors import (
         AuguryError as AuguryError,
@@ -63,6 +64,7 @@ _MODULES = {
     "interfaces": ("Architecture", "Backend", "Drafter", "DrafterTraits", "MemoryManager", "Model", "Session", "Source"),
     "options": ("option",),
     "registry": ("Registry",),
+    "engine.params": ("RequestParams",),
     "engine.running": ("Running",),
     "types": ("Draft", "Result", "Token", "Verdict"),
 }

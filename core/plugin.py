@@ -3,9 +3,9 @@
 from augury.batch import Reservation as Reservation
 from augury.cli import *
 from augury.constraint import Constraint as Constraint, ConstraintSession as ConstraintSession
+from augury.engine.params import PromptProgress as PromptProgress
 from augury.engine.stats import (
     EngineStats as EngineStats,
-    PromptProgress as PromptProgress,
     PromptToken as PromptToken,
     SlotStats as SlotStats,
 )

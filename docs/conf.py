@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, is_typeddict
 
 import attrs
 
@@ -114,6 +114,7 @@ def import_types(app: Sphinx) -> None:  # noqa: ARG001 - an event's
 def add_fields(app: Sphinx, what: str, name: str, cls: Any, options: Any, lines: list[str]) -> None:  # noqa: ARG001 - an event's
     """Give a class's docstring a section of its fields, from the comments beside them."""
     is_ours = what in {"class", "exception"} and cls.__module__.startswith("augury")
+    is_ours = is_ours and not is_typeddict(cls)  # the page of options has these
     if is_ours and "Attributes:" not in lines and (fields := list(_fields(cls))):
         lines += ["", "Attributes:", *fields]
 

@@ -6,14 +6,18 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
+
+import attrs
 
 from augury.cli.command_line import make_parser
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.option_flags import flag_of
+from augury.engine.params import RequestParams
+from augury.engine.request import Request
 from augury.options import options_of
 from augury.registry import Registry
-from augury.sampling import sampling_options
+from augury.sampling import SamplingParams, sampling_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,37 +67,14 @@ token: a text that was cut goes on as it would have; `mirostat_mu` is the surpri
 REQUEST = """
 ## Requests
 
-What `Engine.submit`, `generate`, `stream` and `astream` take beside sampling and a prompt, or `messages` for the chat template;
-so does a line of JSON for `augury run -f`. A last message of the role `assistant` is the beginning of the answer, which is
-continued.
+What `Engine.submit`, `generate`, `chat`, `stream` and `astream` take beside sampling and a prompt; so does a line of JSON
+for `augury run -f`.
 
-| parameter | default | meaning |
-|---|---|---|
-| `constraint` | None | only texts of a [form](write-a-constraint.md): `"name:key=value"` or `{"name": {"key": value}}` |
-| `json_schema` | None | only JSON that fits a schema: a mapping, or its text |
-| `regex` | None | only text that matches a regular expression as a whole |
-| `grammar` | None | only text that a grammar describes: GBNF with a rule `root`, or Lark with a rule `start` |
-| `choice` | None | only one of a list of texts |
-| `logits_processors` | none | callables that change rows of logits, in Python alone: see [library.md](library.md) |
-| `max_tokens` | None | so many tokens at most; None or -1: until an end token or a full context |
-| `min_tokens` | 0 | until so many are emitted, end tokens are not chosen and a stop text that is complete by then is text |
-| `stop` | none | a text or several before which the answer ends |
-| `stop_token_ids` | none | end tokens beside the model's |
-| `ignore_eos` | false | the model's end tokens are never chosen |
-| `context_shift` | false | when the context is full, part of the text is left out, and the answer goes on |
-| `n_keep` | 0 | with `context_shift`: tokens at the beginning that are never left out; -1: the prompt |
-| `n_discard` | 0 | with `context_shift`: how many of the tokens after those are left out; 0: half of them |
-| `logprobs` | None | log-probabilities of the emitted tokens and of so many alternatives, each with its own bytes and text |
-| `post_sampling_probs` | false | with `logprobs`: those after all samplers, instead of the model's own |
-| `on_prompt` | none | in Python alone: a callable that is given a `PromptProgress` after each pass over the prompt |
-| `echo` | false | the result holds the prompt's tokens and text |
-| `cache_prompt` | true | what is held of the prompt is not processed again, and the prompt cache keeps the text |
-| `n` | None | in Python alone: so many [answers](library.md#four-ways-to-ask), with the seeds `seed`, `seed + 1`, ... |
-| `prediction` | None | a text or token ids that the answer will resemble, to [draft from](library.md#four-ways-to-ask) |
-| `speculative` | as loaded | false, or options by drafter as above |
+{parameters}
 
 A result's `finish_reason` is `stop` (an end token or a stop text), `length` (`max_tokens`), `context` (it is full) or
-`cancelled`.
+`cancelled`. In Python `submit`, `generate` and `chat` also take `n`: so many [answers](library.md#four-ways-to-ask), with the
+seeds `seed`, `seed + 1`, ...
 
 With `context_shift` a full context does not end the text. After the first `n_keep` tokens, `n_discard` tokens or half of the
 rest are left out, and the text goes on exactly as a request would whose prompt is what is left, because that is processed
@@ -138,7 +119,7 @@ def page(registry: Registry) -> str:
     for record in registry.records:
         names.setdefault((record.kind, record.plugin.options_class), []).append(record.name)
     parts += [text for (kind, options_class), same in names.items() for text in _plugins(same, kind, options_class)]
-    parts += [SAMPLING, _options(sampling_options().values()), BIAS, REQUEST]
+    parts += [SAMPLING, _options(sampling_options().values()), BIAS, REQUEST.replace("{parameters}", _parameters())]
     parts += ["## Flags of `augury run`\n", _flags(flags["run"])]
     parts += ["\n`chat`, `bench drafters` and `tune` take the same, without `-np`; `chat` and `serve` take no prompts.\n"]
     tails = {"serve": SERVE, "bench passes": BENCH, "learn": LEARN}
@@ -182,6 +163,21 @@ def _options(options: Iterable[Option]) -> str:
     return "| option | default | meaning |\n|---|---|---|\n" + "\n".join(
         f"| `{option.name}` | {_cell(_default(option))} | {_cell(option.help)} |" for option in options
     )
+
+
+def _parameters() -> str:
+    """The parameters of requests, but those of sampling."""
+    types, sampling = get_type_hints(RequestParams, include_extras=True), attrs.fields_dict(SamplingParams)
+    defaults = {
+        each.name: "" if each.default in (None, (), frozenset()) else str(each.default).lower()
+        for each in attrs.fields(Request)
+    }
+    rows = [
+        f"| `{name}` | {defaults.get(name, '')} | {_cell(kind.__metadata__[0])} |"
+        for name, kind in types.items()
+        if name not in sampling
+    ]
+    return "| parameter | default | meaning |\n|---|---|---|\n" + "\n".join(rows)
 
 
 def _cell(text: str) -> str:

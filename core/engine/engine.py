@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, overload
+from typing import Any, Literal, NoReturn, Self
 
 import attrs
-import numpy as np
 
 from augury.devices import Placement
 from augury.engine.channel import Channel
@@ -22,8 +21,7 @@ from augury.engine.evaluation import Evaluations
 from augury.engine.loop import Loop
 from augury.engine.prompt_cache import PromptCache
 from augury.engine.receipts import Receipts
-from augury.engine.request import Request, checked_tokens, is_several, make_request
-from augury.engine.running import Running, Stream
+from augury.engine.request import Request, make_request
 from augury.engine.sequence import RunningSequence
 from augury.engine.session import EngineSession
 from augury.engine.slot_files import SavedSlot
@@ -40,15 +38,12 @@ from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.trials import Trial
 from augury.speculation.verification import Synthetic, acceptance_rule
-from augury.text.chat_template import ChatPrompt, ChatTemplate, prompt_ids
+from augury.text.chat_template import ChatTemplate
 from augury.text.tokenizer import Tokenizer
-from augury.types import Allocation, ModelInfo, ModelOptions, Result
-
-Prompt = str | Sequence[int] | np.ndarray | ChatPrompt
-Message = Mapping[str, Any]
+from augury.types import Allocation, ModelInfo, ModelOptions
 
 
-class Engine(Evaluations, Receipts):
+class Engine(Receipts, Evaluations):
     """A target model with its drafters, slots and memory. Made by `Engine.load`; close it, or use it in a `with` statement.
 
     Attributes:
@@ -224,113 +219,6 @@ class Engine(Evaluations, Receipts):
             )
             engine._files, engine.load_s = (own.paths, own.identity), perf_counter() - start
             return engine
-
-    @overload
-    def submit(self, prompt: Prompt | None = None, *, n: None = None, **params: Any) -> Running: ...
-
-    @overload
-    def submit(self, prompt: Prompt | None = None, *, n: int, **params: Any) -> list[Running]: ...
-
-    def submit(
-        self,
-        prompt: Prompt | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        n: int | None = None,
-        **params: Any,
-    ) -> Running | list[Running]:
-        """Start a request and return at once; beyond the slots it waits for its turn.
-
-        Args:
-            prompt: A text, token ids, or what `ChatTemplate.prompt` wrote.
-            messages: Instead of a prompt: a conversation of mappings with `role` and `content`, for the model's chat template.
-                A last one of the role `assistant` is the answer's beginning. `content` may be missing beside `tool_calls`.
-            tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
-            chat_template_kwargs: With messages: variables for the chat template, such as `{"enable_thinking": False}`.
-            n: How many answers, as a list, with the seeds `seed`, `seed + 1`, ...; the prompt is processed once.
-            **params: How to sample, see `augury.sampling.SamplingParams`, and the rest that
-                `augury.engine.request.make_request` knows.
-
-        Raises:
-            OptionError: An argument is unknown or out of range.
-            PromptTooLongError: The prompt does not fit into the context.
-            QueueFullError: `max_queue` requests wait already.
-            AuguryError: The engine is closed, or was loaded before this process was forked off.
-        """
-        self._worker.check_queue()  # before a template is rendered for nothing
-        params = self._with_receipt(params)
-        tokens = self._tokens(prompt, messages, tools=tools, kwargs=chat_template_kwargs)
-        runnings, text, prompt_owner = list[Running](), prompt if isinstance(prompt, str) else None, None
-        try:
-            for request in self._requests(tokens, params, 1 if n is None else check_count("n", n), text):
-                channel = Channel()
-                runnings.append(Running(channel, self._worker, request.id))
-                sequence = self._sequence(request, channel)
-                sequence.prompt_owner, prompt_owner = prompt_owner, prompt_owner or sequence
-                self._worker.submit(sequence)
-        except BaseException:  # Ctrl-C among others: nobody will hold the requests
-            for running in runnings:
-                running.cancel()
-            raise
-        return runnings[0] if n is None else runnings
-
-    def _requests(self, tokens: np.ndarray, params: dict[str, Any], n: int, text: str | None) -> list[Request]:
-        """Requests for n answers to one prompt: a seed that is given is followed by the next ones."""
-        first: Request = self._make_request(tokens, params, text=text)
-        seed, later = first.sampling.seed, params | {"on_prompt": None}  # the prompt is processed for the first of them
-        seeds = [{} if seed is None else {"seed": (seed + i) % 2**64} for i in range(1, n)]
-        return [first, *(self._make_request(tokens, later | each, text=text) for each in seeds)]
-
-    def _tokens(self, prompt: Any, messages: Any, *, tools: Any = None, kwargs: Any = None) -> np.ndarray:
-        why = self._loader.no_tokenizer.get(self.config.get("model", ""))
-        ids = prompt_ids(
-            prompt, messages, self.tokenizer, self.chat_template, tools=tools, kwargs=kwargs, why=why, n_ctx=self._n_ctx
-        )
-        return checked_tokens(ids, self._n_vocab, n_ctx=self._n_ctx)
-
-    @overload
-    def generate(self, prompt: list[str] | list[Sequence[int]], *, n: None = None, **params: Any) -> list[Result]: ...
-
-    @overload
-    def generate(self, prompt: Prompt | None = None, *, n: None = None, **params: Any) -> Result: ...
-
-    @overload
-    def generate(self, prompt: Any = None, *, n: int, **params: Any) -> list[Any]: ...
-
-    def generate(self, prompt: Any = None, *, n: int | None = None, **params: Any) -> Any:
-        """Answer one prompt, or several at once: a list of texts or of token lists gives a list of results in its order.
-
-        Arguments and errors are those of `submit`; with `n` there is a list of results for each prompt.
-        """
-        self._worker.check_may_wait()
-        several = params.get("messages") is None and is_several(prompt)
-        runnings: list[Running] = []
-        try:
-            for each in prompt if several else [prompt]:
-                runnings += self.submit(each, n=1 if n is None else n, **params)
-            results: list[Any] = [running.result() for running in runnings]
-        except BaseException:
-            for running in runnings:
-                running.cancel()
-            raise
-        if n is not None:
-            results = [results[i : i + n] for i in range(0, len(results), n)]
-        return results if several else results[0]
-
-    def stream(self, prompt: Prompt | None = None, *, messages: Sequence[Message] | None = None, **params: Any) -> Stream:
-        """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`, without `n`."""
-        if "n" in params:
-            raise OptionError("a stream is one answer; submit(n=...) gives several, each of which can be iterated")
-        return iter(self.submit(prompt, messages=messages, **params))
-
-    def astream(self, prompt: Prompt | None = None, *, messages: Sequence[Message] | None = None, **params: Any) -> Stream:
-        """`stream` for `async for`: the event loop goes on meanwhile. For whole results: `await engine.submit(...)`.
-
-        A slow reader holds up no other request. A task that is cancelled cancels its request.
-        """
-        return self.stream(prompt, messages=messages, **params)
 
     def save_slot(self, slot: int, path: str | Path) -> SavedSlot:
         """Save all that a slot holds to a file: its text, KV cache and recurrent states, and how it was sampled.

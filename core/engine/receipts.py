@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 
+from augury.engine.generation import Generation
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.receipt import Receipt, Verification
 
 if TYPE_CHECKING:
-    from augury.engine.request import Request
     from augury.registry import Registry
-    from augury.types import Result, Token
 
 _VERSIONS = ("augury", "numba", "llvmlite")  # which kernels are compiled from and by
 SETTINGS = ("n_ctx", "cache_type_k", "cache_type_v", "override_kv", "placement")
@@ -34,34 +31,17 @@ _OF_NO_ACCOUNT = {  # parameters that no token depends on
 }
 
 
-def receipt_of(
-    request: Request, pieces: Sequence[Token], logprobs: Sequence[float | None], finish_reason: str
-) -> Receipt | None:
-    """The receipt of a request that has ended, and of its tokens' log-probabilities; None if none was asked for."""
-    if (facts := request.receipt) is None:
-        return None
-    known = {**facts, "params": {**facts["params"], "seed": request.sampling.seed}}
-    tokens = [piece.token for piece in pieces]
-    made = Receipt(**known, prompt=request.prompt.tolist(), tokens=tokens, finish_reason=finish_reason)
-    return attrs.evolve(made, digest=made.digest_with(logprobs))
-
-
 def drafting_to_verify(registry: Registry) -> dict[str, Any]:
     """The arguments of `Engine.load` by which `verify` is fast: a receipt's own tokens are drafted, a tile's worth at once."""
     serving = (name for name, drafter in registry.drafters.items() if drafter.traits.serves == "prediction")
     return {"spec_type": next(serving, "none"), "spec_fixed": True, "draft_max": 63}  # and the token before them: 64
 
 
-class Receipts(ABC):
+class Receipts(Generation):
     """An engine's methods for receipts."""
 
-    config: Mapping[str, Any]
     _files: tuple[tuple[Path, ...], tuple[tuple[int, ...], ...]] = ((), ())
     """The model's files, and which they were when it was loaded, see `ModelFile.identity`."""
-
-    @abstractmethod
-    def generate(self, prompt: Any = None, **params: Any) -> Any:
-        """The result of a request."""
 
     def verify(self, receipt: Receipt | Mapping[str, Any]) -> Verification:
         """Compute a receipt's text once more, and say whether it is the same to the bit.
@@ -78,7 +58,7 @@ class Receipts(ABC):
         params = {name: value for name, value in receipt.params.items() if name not in _OF_NO_ACCOUNT}
         if receipt.finish_reason == "cancelled":
             params["max_tokens"] = len(receipt.tokens)
-        again: Result = self.generate(list(receipt.prompt), prediction=list(receipt.tokens), logprobs=0, **params)
+        again = self.generate(list(receipt.prompt), prediction=list(receipt.tokens), logprobs=0, **params)
         pairs = enumerate(zip(again.tokens, receipt.tokens, strict=False))
         n_shorter = min(len(again.tokens), len(receipt.tokens))
         n_equal = next((i for i, (found, expected) in pairs if found != expected), n_shorter)

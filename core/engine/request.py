@@ -14,6 +14,7 @@ from attrs import Converter, field, frozen
 
 from augury.constraint import Constraint
 from augury.engine.constraint import choose_constraint
+from augury.engine.params import RequestParams
 from augury.engine.sampling_step import SamplingStep
 from augury.errors import OptionError, PromptTooLongError, UnsupportedError
 from augury.options import check_count, nearest, similar
@@ -79,7 +80,7 @@ def _checked_callable(name: str, value: Any) -> Any:
 
 @frozen(eq=False, kw_only=True)
 class Request:
-    """One prompt and how it is to be continued, by `make_request`."""
+    """One prompt and how it is to be continued, by `make_request`; see `RequestParams`."""
 
     prompt: np.ndarray  # (p,) int32, see `checked_tokens`
     sampling: SamplingParams
@@ -90,21 +91,20 @@ class Request:
     prompt_text: str | None = None  # the part of the prompt's text that the result has
     receipt: Mapping[str, Any] | None = None  # the fields of a `Receipt` that are known before; None: none is asked for
 
-    id: str = _given(_checked_id)  # by which results, logs and observers name it; several may have the same
-    max_tokens: int | None = _given(_checked_limit)  # None or, as callers may write, -1: until an end token or a full context
-    min_tokens: int = _count(0, 0)  # before so many are emitted end tokens are not chosen, and complete stop texts do not count
-    stop: tuple[str, ...] = _given(_checked_stops, ())  # a text or several, before which it ends
+    id: str = _given(_checked_id)
+    max_tokens: int | None = _given(_checked_limit)
+    min_tokens: int = _count(0, 0)
+    stop: tuple[str, ...] = _given(_checked_stops, ())
     ignore_eos: bool = _flag()
-    logprobs: int | None = _count(0)  # how many alternatives to report; 0: the emitted token's alone; None: nothing
-    post_sampling_probs: bool = _flag()  # whether log-probabilities are of the distributions after all samplers
-    cache_prompt: bool = _flag(default=True)  # whether a slot's contents are reused
-    echo: bool = _flag()  # whether the result holds the prompt
-    context_shift: bool = _flag()  # whether it goes on where the context is full, with less text:
-    n_keep: int = _count(-1, 0)  # so many tokens at the text's beginning are never left out; -1: the prompt
-    n_discard: int = _count(0, 0)  # so many after these are; 0: half of the rest
+    logprobs: int | None = _count(0)  # 0: the emitted token's alone
+    post_sampling_probs: bool = _flag()
+    cache_prompt: bool = _flag(default=True)
+    echo: bool = _flag()
+    context_shift: bool = _flag()
+    n_keep: int = _count(-1, 0)
+    n_discard: int = _count(0, 0)
     logits_processors: tuple[SamplingStep, ...] = _given(_checked_callables, ())
-    slot: int | None = _count(0)  # which it waits for; None: any
-    # called with a `PromptProgress` when the prompt's processing begins and after each of its passes, on the engine's thread
+    slot: int | None = _count(0)
     on_prompt: Callable[..., object] | None = _given(_checked_callable)  # noqa: RUF009 - as attrs' own `field`
 
     def __attrs_post_init__(self) -> None:
@@ -114,8 +114,7 @@ class Request:
 
 _OF_SAMPLING = attrs.fields_dict(SamplingParams)
 _GIVEN = {each.name for each in attrs.fields(Request) if each.converter is not None}
-_KNOWN = {*_OF_SAMPLING, *_GIVEN, "constraint", "prediction", "receipt", "stop_token_ids", "speculative"}
-_OF_TEMPLATES = {"messages", "tools", "chat_template_kwargs"}  # which the engine takes
+_KNOWN = RequestParams.__annotations__.keys()
 
 
 def checked_tokens(prompt: Any, n_vocab: int, *, n_ctx: int | None) -> np.ndarray:
@@ -153,10 +152,7 @@ def make_request(
 
     Args:
         prompt: See `checked_tokens`.
-        params: Those of `augury.sampling.SamplingParams`, and of `Request` all from `constraint` on but `prompt_text`. A
-            `constraint` is "name:key=value" or {"name": {"key": value}}, see `augury.constraint.Constraint`; a `prediction` a
-            text or token ids that the answer is expected to resemble. `speculative` is a bool, or {"n_max", "n_min", "p_min",
-            "type", NAME: {...}}.
+        params: See `RequestParams`.
         speculation: The engine's settings.
         n_vocab: V.
         n_slots: The number of slots of the engine.
@@ -189,7 +185,7 @@ def make_request(
     ends = _token_ids(rest.pop("stop_token_ids", None), "stop_token_ids", n_vocab)
     if unknown := [key for key in rest if key not in _GIVEN]:
         keywords = {each.keyword for each in registry.constraints.values() if each.keyword is not None}
-        known = _KNOWN | _OF_TEMPLATES | keywords
+        known = _KNOWN | keywords
         listed = known if similar(unknown[0], known) else known - {"logits_processors", "on_prompt"}  # which JSON cannot say
         raise OptionError(f"there is no parameter {unknown[0]!r}{nearest(unknown[0], listed)}")
     made: dict[str, Any] = {

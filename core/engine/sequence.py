@@ -13,7 +13,6 @@ from augury.engine.channel import Channel
 from augury.engine.constraint import ConstraintGuard
 from augury.engine.dry import Breakers, breakers
 from augury.engine.infill import infill
-from augury.engine.receipts import receipt_of
 from augury.engine.request import Request
 from augury.engine.sampler import Sampler
 from augury.engine.sampling_step import SamplingStep
@@ -21,6 +20,7 @@ from augury.engine.stats import RequestCounter
 from augury.errors import ModelFileError, PluginError, UnsupportedError
 from augury.interfaces import Session
 from augury.passes import Pass
+from augury.receipt import Receipt
 from augury.sampling import SamplingParams
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.verification import Accepted, Distribution, TargetChoices
@@ -286,8 +286,18 @@ class RunningSequence(DraftedSequence):
             pieces=tuple(self.pieces),
             prompt=tuple(request.prompt.tolist()) if request.echo else None,
             prompt_text=request.prompt_text,
-            receipt=receipt_of(request, self.pieces, self._logprobs, finish_reason),
+            receipt=self._receipt(finish_reason),
         )
+
+    def _receipt(self, finish_reason: str) -> Receipt | None:
+        """The receipt of a request that has ended, None if none was asked for."""
+        request = self.request
+        if (facts := request.receipt) is None:
+            return None
+        known = {**facts, "params": {**facts["params"], "seed": request.sampling.seed}}
+        tokens = [piece.token for piece in self.pieces]
+        made = Receipt(**known, prompt=request.prompt.tolist(), tokens=tokens, finish_reason=finish_reason)
+        return evolve(made, digest=made.digest_with(self._logprobs))
 
 
 class _Choices(TargetChoices):

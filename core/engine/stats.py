@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import attrs
 from attrs import frozen
 
+from augury.engine.params import PromptProgress
 from augury.engine.request import Request
 from augury.guard import guarded
 from augury.log import get_logger
@@ -35,16 +36,6 @@ class PromptToken:
     logprob: float | None = None  # natural logarithm; None of the first token, which follows nothing
     rank: int | None = None  # 1: no token was more probable
     top_logprobs: tuple[TokenLogprob, ...] = ()  # the n most probable tokens in its place, best first
-
-
-@frozen
-class PromptProgress:
-    """How far a request's prompt is processed."""
-
-    n_prompt: int
-    n_reused: int  # tokens that the slot still held, or that were copied from another
-    n_processed: int  # those among them
-    seconds: float  # since the request has a slot
 
 
 class RequestCounter(DraftingCounter):

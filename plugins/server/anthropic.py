@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 from starlette.requests import Request
 
-from augury.engine.stats import PromptProgress
+from augury.engine.params import PromptProgress
 from augury.plugins.server.conversation import AnswerReader, plan_chat, prompt_of
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import N_MESSAGES, EngineFields, Fields, Texts, text_of

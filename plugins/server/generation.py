@@ -17,7 +17,8 @@ import numpy as np
 from anyio import to_thread
 from starlette.requests import Request
 
-from augury.engine.stats import PromptProgress, PromptToken
+from augury.engine.params import PromptProgress
+from augury.engine.stats import PromptToken
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.server import Server
 from augury.types import Result, Token

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from augury.engine.stats import PromptProgress
+from augury.engine.params import PromptProgress
 from augury.types import Result, Summary, Token
 
 if TYPE_CHECKING:

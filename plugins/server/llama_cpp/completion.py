@@ -13,7 +13,7 @@ import attrs
 from anyio import to_thread
 from starlette.requests import Request
 
-from augury.engine.stats import PromptProgress
+from augury.engine.params import PromptProgress
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
 from augury.plugins.server.generation import Pieces, check_texts, generate

@@ -10,7 +10,7 @@ from uuid import uuid4
 from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 
-from augury.engine.stats import PromptProgress
+from augury.engine.params import PromptProgress
 from augury.plugins.server.conversation import AnswerReader, plan_chat, prompt_of
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream

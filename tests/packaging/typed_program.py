@@ -1,0 +1,40 @@
+"""A user's program: mypy accepts it, and each error that a comment names is one."""
+
+from collections.abc import Sequence
+from typing import Any, Unpack, assert_type
+
+from augury import Engine, RequestParams, Result, Running, Token
+
+
+def ask(engine: Engine, texts: list[str], ids: list[list[int]], **params: Unpack[RequestParams]) -> None:
+    assert_type(engine.generate("a", temperature=0.5, max_tokens=3, stop=None), Result)
+    assert_type(engine.generate([1, 2, 3], **params), Result)
+    assert_type(engine.generate(messages=[{"role": "user", "content": "a"}]), Result)
+    assert_type(engine.generate("a", n=2), list[Result])
+    assert_type(engine.generate(texts), list[Result])
+    assert_type(engine.generate(ids, n=2), list[list[Result]])
+    assert_type(engine.chat([{"role": "user", "content": "a"}], seed=1), Result)
+    assert_type(engine.chat([{"role": "user", "content": "a"}], n=2), list[Result])
+    assert_type(engine.submit("a"), Running)
+    assert_type(engine.submit("a", n=2), list[Running])
+    for piece in engine.stream("a", **params):
+        assert_type(piece, Token)
+
+
+async def ask_asynchronously(engine: Engine) -> None:
+    assert_type(await engine.submit("a"), Result)
+    async for piece in engine.astream("a"):
+        assert_type(piece, Token)
+
+
+def ask_wrongly(engine: Engine, history: Sequence[Any]) -> None:
+    engine.generate("a", max_tokns=3)  # type: ignore[call-overload]
+    engine.generate("a", temperature="hot")  # type: ignore[call-overload]
+    engine.submit("a", max_tokns=3)  # type: ignore[call-overload]
+    engine.submit("a", temperature="hot")  # type: ignore[call-overload]
+    engine.chat(history, max_tokns=3)  # type: ignore[call-overload]
+    engine.stream("a", max_tokns=3)  # type: ignore[call-arg]
+    engine.stream("a", temperature="hot")  # type: ignore[arg-type]
+    engine.stream("a", n=2)  # type: ignore[call-arg]
+    engine.astream("a", max_tokns=3)  # type: ignore[call-arg]
+    engine.astream("a", temperature="hot")  # type: ignore[arg-type]
