@@ -60,6 +60,7 @@ class DraftModel(ModelDrafter):
     name = "draft-model"
     aliases = ("draft-simple", "draft")
     options_class = DraftModelOptions
+    options: DraftModelOptions
     runner: DraftRunner
 
     def __init__(self, options: DraftModelOptions, session: Session) -> None:

@@ -37,6 +37,7 @@ class DraftMtp(FeatureDrafter):
     name = "draft-mtp"
     aliases = ("mtp",)
     options_class = DraftMtpOptions
+    options: DraftMtpOptions
     traits = evolve(FeatureDrafter.traits, uses_mtp=True)
     runner: MtpRunner
 

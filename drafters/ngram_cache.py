@@ -67,6 +67,7 @@ class NgramCache(Drafter):
     aliases = ("lookup",)
     traits = DrafterTraits(scope="process")
     options_class = NgramCacheOptions
+    options: NgramCacheOptions
 
     def __init__(self, options: NgramCacheOptions, session: Session) -> None:
         super().__init__(options, session)

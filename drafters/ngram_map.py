@@ -80,6 +80,7 @@ class NgramMapK(Drafter):
     name = "ngram-map-k"
     traits = DrafterTraits(scope="request")
     options_class: ClassVar[type[Any]] = NgramMapKOptions
+    options: NgramMapKOptions | NgramMapK4vOptions
 
     def __init__(self, options: NgramMapKOptions | NgramMapK4vOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -128,6 +129,7 @@ class NgramMapK4v(NgramMapK):
 
     name = "ngram-map-k4v"
     options_class = NgramMapK4vOptions
+    options: NgramMapK4vOptions
 
     def __init__(self, options: NgramMapK4vOptions, session: Session) -> None:
         super().__init__(options, session)

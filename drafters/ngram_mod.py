@@ -59,6 +59,7 @@ class NgramMod(Drafter):
     name = "ngram-mod"
     traits = DrafterTraits(scope="process")
     options_class = NgramModOptions
+    options: NgramModOptions
 
     def __init__(self, options: NgramModOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -68,7 +69,8 @@ class NgramMod(Drafter):
             get_logger("augury.drafters.ngram_mod").warning(
                 "n_min is more than n_max: as in llama.cpp, drafts of n_max are made", n_min=options.n_min, n_max=options.n_max
             )
-        self._n: int = self.options.n_match
+        assert options.n_match is not None  # the preset's
+        self._n = options.n_match
         self._pool: NgramPool = session.shared(("ngram-mod", self._n, session.model.n_vocab), lambda: NgramPool(self._n))
         self._request = object()
         self._n_learnt = 0  # n-grams of the text
@@ -94,6 +96,7 @@ class NgramMod(Drafter):
             return Draft()
         if self._is_due or self._n_learnt + _CHUNK < len(text):
             self._learn(text)
+        assert self.options.n_min is not None  # the preset's
         n_min, n_max = min(self.options.n_min, self.options.n_max), self.options.n_max
         tokens = self._pool.follow(history[-self._n :], min(n_max, max(limit, n_min)))
         return Draft(tokens[:limit]) if len(tokens) >= n_min else Draft()

@@ -38,6 +38,7 @@ class NgramSimple(Drafter):
     name = "ngram-simple"
     traits = DrafterTraits(scope="request")
     options_class = NgramSimpleOptions
+    options: NgramSimpleOptions
 
     def __init__(self, options: NgramSimpleOptions, session: Session) -> None:
         super().__init__(options, session)

@@ -36,6 +36,7 @@ class Prediction(Drafter):
     name = "prediction"
     traits = DrafterTraits(scope="request", serves="prediction")
     options_class = PredictionOptions
+    options: PredictionOptions
 
     def __init__(self, options: PredictionOptions, session: Session) -> None:
         super().__init__(options, session)

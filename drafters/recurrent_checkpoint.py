@@ -38,6 +38,7 @@ class RecurrentCheckpoint(Drafter):
 
     name = "recurrent-checkpoint"
     options_class = RecurrentCheckpointOptions
+    options: RecurrentCheckpointOptions
     traits = DrafterTraits(scope="process", memory_options={"use_checkpoints": "on"})
 
     def __init__(self, options: RecurrentCheckpointOptions, session: Session) -> None:

@@ -63,6 +63,7 @@ class Recycle(Drafter):
     name = "recycle"
     traits = DrafterTraits(scope="process", evidence_chances=CHANCES)
     options_class = RecycleOptions
+    options: RecycleOptions
 
     def __init__(self, options: RecycleOptions, session: Session) -> None:
         super().__init__(options, session)

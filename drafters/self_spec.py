@@ -56,6 +56,7 @@ class SelfSpec(Drafter):
     aliases = ("spec-self",)
     traits = DrafterTraits(scope="request")
     options_class = SelfSpecOptions
+    options: SelfSpecOptions
 
     def __init__(self, options: SelfSpecOptions, session: Session) -> None:
         super().__init__(options, session)

@@ -113,6 +113,7 @@ class Suffix(Drafter):
 
     name = "suffix"
     options_class = SuffixOptions
+    options: SuffixOptions
     traits = DrafterTraits(evidence_chances=(*_CHANCES, *_BRANCH_CHANCES), is_paced=True, drafts_ahead=True)
 
     def __init__(self, options: SuffixOptions, session: Session) -> None:

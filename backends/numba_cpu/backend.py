@@ -43,6 +43,7 @@ class NumbaCpu(Backend):
     computes_mtp = True
     aliases = ("cpu",)
     options_class = NumbaCpuOptions
+    options: NumbaCpuOptions
 
     @classmethod
     def note(cls) -> str | None:

@@ -36,6 +36,7 @@ class NumbaCuda(Backend):
     aliases = ("cuda",)
     computes_mtp = True
     options_class = NumbaCudaOptions
+    options: NumbaCudaOptions
 
     @classmethod
     def unavailable_reason(cls) -> str | None:

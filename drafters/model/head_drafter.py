@@ -28,6 +28,7 @@ class HeadDrafter(FeatureDrafter):
     architecture: ClassVar[str]
     """The architectures of heads' files."""
     options_class = LoadOptions
+    options: LoadOptions
     runner: PartRunner
 
     def __init__(self, options: LoadOptions, session: Session) -> None:

@@ -48,6 +48,7 @@ class JsonSchema(Guided):
     name = "json-schema"
     keyword = "json_schema"
     options_class = JsonSchemaOptions
+    options: JsonSchemaOptions
 
     @classmethod
     def options_for(cls, value: Any) -> Mapping[str, Any]:
@@ -116,6 +117,7 @@ class Regex(Guided):
     name = "regex"
     keyword = "regex"
     options_class = RegexOptions
+    options: RegexOptions
 
     def grammar(self) -> str:
         from llguidance import LLMatcher
@@ -141,6 +143,7 @@ class Grammar(Guided):
     name = "grammar"
     keyword = "grammar"
     options_class = GrammarOptions
+    options: GrammarOptions
 
     def grammar(self) -> str:
         """The grammar, translated if it is GBNF."""
@@ -194,6 +197,7 @@ class ChoiceConstraint(Guided):
     name = "choice"
     keyword = "choice"
     options_class = ChoiceOptions
+    options: ChoiceOptions
 
     @classmethod
     def options_for(cls, value: Any) -> Mapping[str, Any]:

@@ -40,6 +40,7 @@ class ReasoningBudget(Constraint):
 
     name = "reasoning-budget"
     options_class = ReasoningBudgetOptions
+    options: ReasoningBudgetOptions
 
     def __init__(self, options: Any, session: ConstraintSession) -> None:
         super().__init__(options, session)

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Unpack, assert_type
 
-from augury import Engine, RequestParams, Result, Running, Token
+import numpy as np
+from attrs import frozen
+
+from augury import Draft, Drafter, Engine, RequestParams, Result, Running, Token, option
 
 
 def ask(engine: Engine, texts: list[str], ids: list[list[int]], **params: Unpack[RequestParams]) -> None:
@@ -38,3 +41,19 @@ def ask_wrongly(engine: Engine, history: Sequence[Any]) -> None:
     engine.stream("a", n=2)  # type: ignore[call-arg]
     engine.astream("a", max_tokns=3)  # type: ignore[call-arg]
     engine.astream("a", temperature="hot")  # type: ignore[arg-type]
+
+
+@frozen
+class RepeatOptions:
+    length: int = option(4, help="length of a draft")
+
+
+class Repeat(Drafter):
+    name = "repeat"
+    options_class = RepeatOptions
+    options: RepeatOptions
+
+    def draft(self, history: np.ndarray, limit: int) -> Draft:
+        assert_type(self.options.length, int)
+        length = self.options.lenght  # type: ignore[attr-defined]
+        return Draft([history[-1]] * min(limit, length))
