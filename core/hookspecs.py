@@ -13,7 +13,7 @@ from typing import Any
 import pluggy
 
 from augury.constraint import Constraint
-from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Source
+from augury.interfaces import Architecture, Backend, Drafter, FileFormat, MemoryManager, Source
 from augury.types import ModelInfo, Round, Summary
 
 hookspec = pluggy.HookspecMarker("augury")
@@ -52,6 +52,11 @@ def augury_constraints() -> Iterable[type[Constraint]]:  # type: ignore[empty-bo
 @hookspec
 def augury_sources() -> Iterable[type[Source]]:  # type: ignore[empty-body]
     """Offer sources of model files. Called once, when the registry is built. Result: all are collected, asked in order."""
+
+
+@hookspec
+def augury_formats() -> Iterable[type[FileFormat]]:  # type: ignore[empty-body]
+    """Offer formats of model files beside GGUF. Called once, when the registry is built. Result: all are collected."""
 
 
 # Start-up choices

@@ -16,9 +16,9 @@ from augury.blocks import Integers
 from augury.engine.context import CheckedContext, EngineContext
 from augury.engine.mtp_states import MtpStates
 from augury.errors import ModelFileError, OptionError, UnsupportedError
-from augury.files.gguf import ModelFile
-from augury.files.models import resolve
+from augury.files.models import open_model
 from augury.files.mtp_file import is_mtp_alone, missing_mtp, with_mtp
+from augury.files.quantized import quant_like, quantized
 from augury.guard import guarded
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
@@ -30,6 +30,7 @@ from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
+    from augury.files.gguf import ModelFile
     from augury.files.override import Scalar, Untyped
     from augury.interfaces import Backend, MemoryManager, Model, Progress
     from augury.registry import Registry
@@ -217,8 +218,8 @@ class Loader:
         on.
         """
         if str(reference) not in self._files:
-            path = resolve(reference, self.registry, self._progress)
-            self._files[str(reference)] = ModelFile.open(path, self._override_kv.get(str(reference)))
+            given = self._override_kv.get(str(reference))
+            self._files[str(reference)] = open_model(reference, self.registry, self._progress, given)
         if draft is not None and is_mtp_alone(more := self.open(draft)):
             self._files[str(reference)] = with_mtp(self._files[str(reference)], more)
         return self._files[str(reference)]
@@ -254,7 +255,7 @@ class Loader:
         """
 
         def make() -> EngineContext:
-            file = self.open(reference)
+            file = self.open(reference) if purpose != "draft" else self._open_draft(reference, options.quant)
             named = self._backend if backend is None else make_backend(self.registry, backend)
             if purpose == "draft" and self._target is not None:
                 file.borrow_from(self._target)
@@ -285,6 +286,15 @@ class Loader:
             return self.contexts[-1]
 
         return self.shared.get(("model", purpose, str(reference), options, backend, plan_name), make)
+
+    def _open_draft(self, reference: str | Path, quant: str | None) -> ModelFile:
+        """The file of a draft model; one that was published as floats gets as many bits as the target, unless told."""
+        file = self.open(reference)
+        if quant is None and self._target is not None and file.path.is_dir():
+            quant = quant_like(self._target)
+        if quant is not None:
+            self._files[str(reference)] = file = quantized(file, quant, self._progress)
+        return file
 
     def load_tokenizer(self, reference: str | Path) -> Tokenizer | None:
         """The tokenizer of a model's file, or None where the file has none that augury can read: token ids work without."""

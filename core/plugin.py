@@ -31,6 +31,7 @@ from augury.files.checksum import checksum as checksum
 from augury.files.models import resolve as resolve, source_of as source_of
 from augury.hookspecs import hookimpl as hookimpl
 from augury.interfaces import (
+    FileFormat as FileFormat,
     FoundModel as FoundModel,
     MemoryManager as MemoryManager,
     Opened as Opened,

@@ -20,7 +20,7 @@ from attrs import frozen, has
 from augury import hookspecs, log
 from augury.constraint import Constraint
 from augury.errors import PluginError
-from augury.interfaces import API_VERSION, Architecture, Backend, Drafter, MemoryManager, Plugin, Source
+from augury.interfaces import API_VERSION, Architecture, Backend, Drafter, FileFormat, MemoryManager, Plugin, Source
 from augury.options import nearest, options_of
 from augury.types import ModelInfo
 
@@ -33,6 +33,7 @@ _KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, the parent of it
     "memory": ("augury_memory_managers", MemoryManager),
     "architecture": ("augury_architectures", Architecture),
     "source": ("augury_sources", Source),
+    "format": ("augury_formats", FileFormat),
     "constraint": ("augury_constraints", Constraint),
 }
 _HOOKABLE = (FunctionType, MethodType, staticmethod, classmethod)
@@ -78,7 +79,7 @@ class Registry:
         hooks: The hooks that plugins implement.
         records: The classes that can be used.
         broken: The plugins that cannot.
-        backends, drafters, memory_managers, architectures, sources, constraints: The classes of each kind by name.
+        backends, drafters, memory_managers, architectures, sources, formats, constraints: The classes of each kind by name.
     """
 
     def __init__(self) -> None:
@@ -91,6 +92,7 @@ class Registry:
         self.memory_managers: dict[str, type[MemoryManager]] = {}
         self.architectures: dict[str, type[Architecture]] = {}
         self.sources: dict[str, type[Source]] = {}
+        self.formats: dict[str, type[FileFormat]] = {}
         self.constraints: dict[str, type[Constraint]] = {}
         self._of_kind: dict[str, dict[str, Any]] = {
             kind: getattr(self, hook.removeprefix("augury_")) for kind, (hook, _) in _KINDS.items()

@@ -69,8 +69,7 @@ def floats_array(values: Any, what: str) -> np.ndarray:
 
 def read_only(array: np.ndarray) -> np.ndarray:
     """A view of an array that cannot be made writable."""
-    view: np.ndarray = np.asarray(array.data.toreadonly())
-    return view
+    return np.asarray(array.data.toreadonly())
 
 
 CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0")  # that keys and values can be kept as
@@ -88,6 +87,7 @@ class ModelOptions:
     cache_type_v: str = "f16"
     draft_max: int = 16  # drafted tokens of a slot in one pass, which models with a state per sequence have room to keep aside
     placement: Placement = field(default=None, converter=as_placement)
+    quant: str | None = None  # of a draft model: what its matrices of floats are quantised to, see `files.quantized`
 
     @property
     def slots_in_words(self) -> str:

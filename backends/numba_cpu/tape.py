@@ -217,7 +217,7 @@ class Tape:
     @property
     def waits(self) -> bool:
         """Whether threads wait for each other after the last record."""
-        return bool(self._rows[-1][1])
+        return bool(self._rows and self._rows[-1][1])
 
     @waits.setter
     def waits(self, waits: bool) -> None:

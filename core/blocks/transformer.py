@@ -304,5 +304,8 @@ class Output(Block):
 
     def lower(self, build: Builder) -> None:
         """See `Block.lower`: it makes logits of x."""
+        x, norm = build.x, self.norm
+        if norm is not None and norm.weight_shape is not None:  # by groups of values
+            x, norm = build.normalize(build.normalize(x, None), norm), None
         if self.weight is not None:
-            build.add(ComputeLogits, build.x, self.norm, self.weight, self.softcap)
+            build.add(ComputeLogits, x, norm, self.weight, self.softcap)

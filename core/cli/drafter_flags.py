@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from augury.cli.draft_params import DraftParams
 from augury.cli.foreign_flags import FOREIGN_FLAGS
@@ -13,13 +13,15 @@ from augury.cli.option_flags import Targets, add_option_flag, flags_of
 from augury.cli.parser import Parser, converted, count
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError
-from augury.files.gguf import ModelFile
-from augury.files.models import resolve
+from augury.files.models import open_model
 from augury.interfaces import Progress
 from augury.options import Option, Spec, options_of, parse_specs
 from augury.registry import Registry
 from augury.speculation.config import choose_drafters
 from augury.speculation.verification import RULES, Synthetic
+
+if TYPE_CHECKING:
+    from augury.files.gguf import ModelFile
 
 _DEST = "drafter_values"
 _SPEC_TYPE = ("--spec-type", "--spec-config", "--spec-draftless")
@@ -193,7 +195,7 @@ def drafter_of_model(registry: Registry, model: str = "any", progress: Progress 
     """
 
     def opened(reference: str | Path) -> ModelFile:
-        return ModelFile.open(resolve(reference, registry, progress or Progress()))
+        return open_model(reference, registry, progress or Progress())
 
     try:
         return choose_drafters(registry, "auto", model, open_model=None if progress is None else opened)[-1][1].name

@@ -12,7 +12,7 @@ from augury.cli.model_flags import add_override_flag, overrides_of
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import align_rows
-from augury.files.models import resolve
+from augury.files.models import open_model
 from augury.registry import Registry
 
 if TYPE_CHECKING:
@@ -40,11 +40,9 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from augury.files.gguf import ModelFile
-
     with ProgressDisplay() as progress:
-        path = resolve(args.model, args.registry, progress)
-    with ModelFile.open(path, overrides_of(args)) as file:
+        file = open_model(args.model, args.registry, progress, overrides_of(args))
+    with file:
         if args.json:
             print_json(_as_json(file))
         else:

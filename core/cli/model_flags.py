@@ -27,8 +27,7 @@ from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 from augury.devices import CPU, Placement
 from augury.errors import AuguryError, OptionError
-from augury.files.gguf import ModelFile
-from augury.files.models import resolve
+from augury.files.models import open_model
 from augury.files.override import Scalar, Untyped, parse_overrides
 from augury.interfaces import Model, Progress
 from augury.loader import Loader, context_size, make_backend, plan_of
@@ -257,13 +256,13 @@ def memory_needed(args: argparse.Namespace, progress: Progress) -> int:
         AuguryError: The model cannot be had, or not be computed.
     """
     backend = make_backend(args.registry, args.backend)
-    with ModelFile.open(resolve(args.model, args.registry, progress), overrides_of(args)) as file:
+    with open_model(args.model, args.registry, progress, overrides_of(args)) as file:
         plan = plan_of(file, args.registry)
         n_ctx = context_size(args.ctx_size, plan.n_ctx_train)
         options = ModelOptions(args.parallel, n_ctx, args.threads, args.cache_type_k, args.cache_type_v, args.draft_max)
         found = sum(line.n_bytes for line in backend.memory_needed(file, plan, options) if line.device == CPU)
     if args.model_draft is not None:
-        found += resolve(args.model_draft, args.registry, progress).stat().st_size
+        found += open_model(args.model_draft, args.registry, progress).n_bytes
     return found
 
 
@@ -285,7 +284,7 @@ def drafter_of_mtp(args: argparse.Namespace) -> str | None:
         return None
     with suppress(AuguryError):  # the engine reports the error
         if make_backend(args.registry, args.backend).computes_mtp:
-            with ModelFile.open(resolve(args.model, args.registry, Progress()), overrides_of(args)) as file:
+            with open_model(args.model, args.registry, Progress(), overrides_of(args)) as file:
                 return drafters[0] if plan_of(file, args.registry).mtp else None
     return None
 

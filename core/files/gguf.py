@@ -128,11 +128,19 @@ class ModelFile:
         file = cls._open_parts(Path(path))
         metadata, tensors = in_llama_cpp_words(file.metadata, file.tensors)
         file.metadata, file.tensors = _unchanging(metadata), _unchanging(tensors)
+        return file.overridden(override_kv)
+
+    def overridden(self, override_kv: Mapping[str, Scalar | Untyped] | None) -> ModelFile:
+        """The file itself, with metadata values that take the place of its own.
+
+        Raises:
+            OptionError: A value does not fit the one that it replaces.
+        """
         if override_kv:
-            given = overriding(file.metadata, override_kv, file.path)
-            file.metadata = MappingProxyType({**file.metadata, **given})
-            file.head += repr(sorted(given.items())).encode()
-        return file
+            given = overriding(self.metadata, override_kv, self.path)
+            self.metadata = MappingProxyType({**self.metadata, **given})
+            self.head += repr(sorted(given.items())).encode()
+        return self
 
     @classmethod
     def _open_parts(cls, path: Path) -> ModelFile:
@@ -163,7 +171,7 @@ class ModelFile:
     @classmethod
     def _open_one(cls, path: Path) -> ModelFile:
         """Open one file, whether it is a whole model or a part."""
-        data, identity = _map(path)
+        data, identity = mapped(path)
         header = read_header(path, data)
         tensors: dict[str, Tensor] = {}
         for entry in header.entries:
@@ -290,17 +298,21 @@ class ModelFile:
         return f"ModelFile({str(self.path)!r}, {len(self.metadata)} metadata entries, {len(self.tensors)} tensors)"
 
 
-def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
-    """Map a whole file read-only, and say which it is (`ModelFile.identity`)."""
+def mapped(path: Path, kind: str = "a GGUF file") -> tuple[mmap.mmap, tuple[int, ...]]:
+    """Map a whole file of some kind read-only, and say which it is (`ModelFile.identity`).
+
+    Raises:
+        ModelFileError: It is no file, empty, or cannot be read.
+    """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # before opening: a pipe would wait for a writer
-            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            found = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             inside = ", ".join(sorted(each.name for each in path.glob("*.gguf"))[:3])  # of a directory
             hint = f"; name a file in it, such as {inside}" if inside else ""
-            raise ModelFileError(f"{path}: is {kind}, expected a GGUF file{hint}")
+            raise ModelFileError(f"{path}: is {found}, expected {kind}{hint}")
         if status.st_size == 0:
-            raise ModelFileError(f"{path}: is empty, expected a GGUF file")
+            raise ModelFileError(f"{path}: is empty, expected {kind}")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -90,3 +90,23 @@ def add_weights(writer: GGUFWriter, weights: Mapping[str, np.ndarray], kind: str
         if values.shape[-1] % GGML_QUANT_SIZES[stored][0]:
             stored = GGMLQuantizationType.F16
         writer.add_tensor(name, quantize(values, stored), raw_dtype=stored)
+
+
+def add_value(writer: GGUFWriter, key: str, value: object) -> None:
+    """Add a metadata value as `ModelFile` reads it; an empty array has no type, and is left out."""
+    from gguf import GGUFValueType
+
+    if isinstance(value, np.ndarray):
+        if len(value):
+            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, GGUFValueType[value.dtype.name.upper()])
+    elif isinstance(value, list):
+        if value:
+            writer.add_array(key, [each.encode("utf-8", "surrogateescape") for each in value])
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, value)

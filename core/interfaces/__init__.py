@@ -1,4 +1,4 @@
-"""The classes that plugins implement: `Backend` and `Model`, `Drafter`, `MemoryManager`, `Architecture`, `Source`.
+"""The classes that plugins implement: `Backend`, `Model`, `Drafter`, `MemoryManager`, `Architecture`, `Source`, `FileFormat`.
 
 Hooks (`augury.hookspecs`) hand the classes over once; from then on these methods are called directly. Every class states its
 `name`, the plugin API it was written for, and, where it has options, its options class (`augury.options`).
@@ -9,7 +9,7 @@ from augury.interfaces.drafter import Ask, Drafter, DrafterTraits, Pace, Session
 from augury.interfaces.memory_manager import MemoryManager, Opened
 from augury.interfaces.model import Architecture, Backend, Model
 from augury.interfaces.plugin import API_VERSION, Plugin
-from augury.interfaces.source import FoundModel, Progress, Source, StoredModel
+from augury.interfaces.source import FileFormat, FoundModel, Progress, Source, StoredModel
 
 __all__ = [
     "API_VERSION",
@@ -19,6 +19,7 @@ __all__ = [
     "DeviceInfo",
     "Drafter",
     "DrafterTraits",
+    "FileFormat",
     "FoundModel",
     "MemoryManager",
     "Model",

@@ -1,14 +1,18 @@
-"""`Source`: where model files come from."""
+"""`Source`: where model files come from; `FileFormat`: what is read as if it were one."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from augury.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    from augury.files.gguf import ModelFile
 
 
 class Progress:
@@ -84,4 +88,23 @@ class Source(Plugin, ABC):
 
         Raises:
             ModelFileError: There is no such model, or it could not be fetched whole.
+        """
+
+
+class FileFormat(Plugin, ABC):
+    """Models in folders that are not GGUF files, read as if they were."""
+
+    @classmethod
+    @abstractmethod
+    def handles(cls, path: Path) -> bool:
+        """Whether a folder is one of this format."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, path: Path) -> ModelFile:
+        """The model, with the metadata and tensors that an architecture asks for.
+
+        Raises:
+            ModelFileError: It is damaged, or states something impossible.
+            UnsupportedError: Something of it is not understood: it is refused, never computed by halves.
         """

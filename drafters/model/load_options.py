@@ -47,6 +47,12 @@ class LoadOptions:
     cache_type_v: str | None = option(
         None, help="type of the values, the target's unless given", aliases=("ctvd", "cache-type-v-draft", "spec-draft-type-v")
     )
+    quant: str | None = option(
+        None,
+        help="what its matrices of floats are quantised to: q4_0, q4_1, q5_0, q5_1, q8_0 or none; unless given as the target's "
+        "where it is a folder of safetensors, else none",
+        aliases=("spec-draft-quant",),
+    )
     backend: str | None = option(None, help="what computes it, the target's backend unless given", aliases=("backend-draft",))
     device: str | None = option(
         None,
@@ -65,7 +71,7 @@ class LoadOptions:
 
     def of_target(self, target: ModelOptions, **others: Any) -> ModelOptions:
         """How the model is loaded beside a target; `others` are further fields that are not None."""
-        own = {name: getattr(self, name) for name in ("threads", "cache_type_k", "cache_type_v")} | others
+        own = {name: getattr(self, name) for name in ("threads", "cache_type_k", "cache_type_v", "quant")} | others
         placement = target.placement if self.backend is None else Placement()
         if self.device is not None or self.gpu_layers is not None:
             placement = Placement(placement.devices if self.device is None else self.device, self.gpu_layers)

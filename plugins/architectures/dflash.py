@@ -13,10 +13,12 @@ converter writes these files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 from augury.blocks import (
     Activation,
@@ -59,7 +61,7 @@ class DFlash(Architecture):
         further = _further(decoder, output)
         main = ModelPlan(
             cls.name,
-            Embedding(f"{decoder.embedding}.weight", n_vocab, n_embd, keys.number("embedding_scale", 0.0) or 1.0),
+            Embedding(f"{decoder.embedding}.weight", n_vocab, n_embd, _scale_of_embedding(decoder)),
             _layers(decoder),
             output,
             decoder.n_ctx_train,
@@ -69,6 +71,13 @@ class DFlash(Architecture):
         given = Embedding(None, n_vocab, len(seen) * n_embd)
         encoder = ModelPlan(cls.name, given, (), Output(None, decoder.linear("fc", given.n_embd, n_embd)), decoder.n_ctx_train)
         return {"main": main, "encoder": encoder, **further}
+
+
+def _scale_of_embedding(decoder: Decoder) -> float:
+    """The factor of the embedding; that of a target whose embedding has one, where the head was trained on it as it is."""
+    keys, target = decoder.keys, decoder.file.target
+    is_scaled = keys.flag("has_target_scale", default=False) and target is not None and target.architecture.startswith("gemma")
+    return keys.number("embedding_scale", 0.0) or (math.sqrt(decoder.n_embd) if is_scaled else 1.0)
 
 
 def _block(decoder: Decoder, further: Mapping[str, ModelPlan]) -> DraftBlock:
@@ -135,9 +144,17 @@ def _attention(decoder: Decoder, layer: int, window: int | None) -> Attention:
         factor=keys.number("attention.value_scale", 0.0) or 1.0,
         window=window,
         sinks=decoder.optional_vector(f"{at}.attn_sinks.weight", decoder.n_heads[layer]),
-        is_causal=keys.flag("attention.causal", default=False),
+        is_causal=_is_causal(decoder, layer),
         **of_values,
     )
+
+
+def _is_causal(decoder: Decoder, layer: int) -> bool:
+    """Whether tokens of the block see no later ones; a file says it of all layers, or of each."""
+    key = "attention.causal"
+    if isinstance(decoder.file.metadata.get(decoder.keys.full(key)), np.ndarray):
+        return decoder.flags(key, None)[layer]
+    return decoder.keys.flag(key, default=False)
 
 
 def _further(decoder: Decoder, output: Output) -> dict[str, ModelPlan]:

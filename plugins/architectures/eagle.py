@@ -13,7 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from augury.blocks import Attention, Embedding, Integers, Layer, ModelPlan, Norm, Output
+import attrs
+
+from augury.blocks import Attention, Embedding, Integers, Layer, ModelPlan, Output
 from augury.files.gguf import BORROWED, ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -28,37 +30,48 @@ _UNTOLD = (
 
 
 class Eagle3(Architecture):
-    """One layer, with an embedding and an output of its own or its target's."""
+    """A layer or several, with an embedding and an output of its own or its target's.
+
+    Files of llama.cpp's have one layer, no norms of heads, no windows, and give on what the output's norm reads.
+    """
 
     name = "eagle3"
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         decoder = Decoder(file, embedding=embedding_of(file))
-        if decoder.n_layers != 1:
-            decoder.keys.fail("block_count", decoder.n_layers, "1")
         n_embd, layers = decoder.n_embd, list[Layer]()
-        hidden_norm: Norm | None = decoder.norm("blk.0.attn_norm_2")
-        if decoder.keys.flag("norm_before_residual", default=False):
-            layers, hidden_norm = [Layer(None, norm=hidden_norm)], None
-        layers.append(Layer(_attention(decoder, hidden_norm), decoder.feed_forward(0, has_scales=True)))
+        if is_normed := decoder.keys.flag("norm_before_residual", default=False):
+            layers.append(Layer(None, norm=decoder.norm("blk.0.attn_norm_2")))
+        for i, window in enumerate(decoder.windows(0)):
+            attention = _attention(decoder, i, window, is_normed=is_normed and i == 0)
+            layers.append(Layer(attention, decoder.feed_forward(i, has_scales=True)))
+        output = output_of(decoder)
+        if decoder.keys.flag("norm_output", default=False):  # it gives on what the output's weights read
+            layers.append(Layer(None, norm=output.norm))
+            output = attrs.evolve(output, norm=None)
         n_seen = decoder.keys.count("target_hidden_size")
         seen = _features(decoder)
         main = ModelPlan(
             cls.name,
             Embedding(f"{decoder.embedding}.weight", decoder.n_vocab, n_embd),
             tuple(layers),
-            output_of(decoder),
+            output,
             decoder.n_ctx_train,
             hidden_of=seen,
         )
-        n_features = len(seen) * n_seen
-        has_norm = decoder.keys.flag("norm_before_fc", default=False)
-        made = Output(
-            decoder.norm("enc.output_norm", n_features) if has_norm else None, decoder.linear("fc", n_features, n_embd)
-        )
-        given = Embedding(None, decoder.n_vocab, n_features)
-        return {"main": main, "encoder": ModelPlan(cls.name, given, (), made, decoder.n_ctx_train)}
+        return {"main": main, "encoder": _encoder(decoder, len(seen), n_seen)}
+
+
+def _encoder(decoder: Decoder, n: int, n_seen: int) -> ModelPlan:
+    """Makes one hidden state of n of the target's, which are normed all together or each by itself, if at all."""
+    norm = None
+    if "enc.fc_norm.weight" in decoder.file.tensors:
+        norm = decoder.norm("enc.fc_norm", n_seen, shape=(n, n_seen))
+    elif decoder.keys.flag("norm_before_fc", default=False):
+        norm = decoder.norm("enc.output_norm", n * n_seen)
+    made = Output(norm, decoder.linear("fc", n * n_seen, decoder.n_embd))
+    return ModelPlan(Eagle3.name, Embedding(None, decoder.n_vocab, n * n_seen), (), made, decoder.n_ctx_train)
 
 
 def embedding_of(file: ModelFile) -> str:
@@ -82,24 +95,46 @@ def _features(decoder: Decoder) -> tuple[str, ...]:
 
 def inputs_of_layers(decoder: Decoder) -> list[tuple[int, str]]:
     """The numbers that a file has of the target's layers, and the features that are the inputs of these."""
-    numbers = decoder.file.get(decoder.keys.full("target_layers"), list[int])
+    target, key = decoder.file.target, "target_layers"
+    if key not in decoder.keys and target is not None:
+        keys = Keys(target)
+        n_layers = keys.count("block_count") - keys.n_mtp()
+        numbers = [2, n_layers // 2, n_layers - 3]  # the original's choice
+    else:
+        numbers = decoder.file.get(decoder.keys.full(key), list[int])
     if not numbers or min(numbers) < 0:
-        decoder.keys.fail("target_layers", numbers, "numbers of layers")
+        decoder.keys.fail(key, numbers, "numbers of layers")
     return [(number, f"layer.{number - 1}" if number else "embedding") for number in numbers]
 
 
-def _attention(decoder: Decoder, norm: Norm | None) -> Attention:
-    (n_heads,), (n_kv_heads,), n_in = decoder.n_heads, decoder.n_kv_heads, 2 * decoder.n_embd
+def _attention(decoder: Decoder, layer: int, window: int | None, *, is_normed: bool) -> Attention:
+    """The attention of a layer, which reads the embedding, too, if it has a norm for what it reads beside that.
+
+    Args:
+        decoder: Of the file.
+        layer: From 0.
+        window: How many positions a token sees; None: all.
+        is_normed: Whether what it reads beside the embedding is normed already.
+    """
+    at, has_head_norms = f"blk.{layer}", f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors
+    rope = decoder.rope(is_interleaved=True, has_factors=True)
+    if f"{at}.attn_norm_2.weight" not in decoder.file.tensors and layer > 0:
+        return decoder.attention(layer, rope, has_head_norms=has_head_norms, window=window)
+    n_heads, n_kv_heads, n_in = decoder.n_heads[layer], decoder.n_kv_heads[layer], 2 * decoder.n_embd
+    q_norm, k_norm = (decoder.norm(f"{at}.attn_{part}_norm", decoder.head_dim) if has_head_norms else None for part in "qk")
     return Attention(
-        norm=norm,
-        q=decoder.linear("blk.0.attn_q", n_in, n_heads * decoder.head_dim),
-        k=decoder.linear("blk.0.attn_k", n_in, n_kv_heads * decoder.head_dim),
-        v=decoder.linear("blk.0.attn_v", n_in, n_kv_heads * decoder.value_dim),
-        o=decoder.linear("blk.0.attn_output", n_heads * decoder.value_dim, decoder.n_embd),
-        **decoder.heads(0),
+        norm=None if is_normed else decoder.norm(f"{at}.attn_norm_2"),
+        q=decoder.linear(f"{at}.attn_q", n_in, n_heads * decoder.head_dim),
+        k=decoder.linear(f"{at}.attn_k", n_in, n_kv_heads * decoder.head_dim),
+        v=decoder.linear(f"{at}.attn_v", n_in, n_kv_heads * decoder.value_dim),
+        o=decoder.linear(f"{at}.attn_output", n_heads * decoder.value_dim, decoder.n_embd),
+        **decoder.heads(layer),
         scale=1.0 / math.sqrt(decoder.head_dim),
-        rope=decoder.rope(is_interleaved=True, has_factors=True),
-        embedded_norm=decoder.norm("blk.0.attn_norm"),
+        rope=rope,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        window=window,
+        embedded_norm=decoder.norm(f"{at}.attn_norm"),
     )
 
 

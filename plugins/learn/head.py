@@ -2,7 +2,7 @@
 
 The file is as llama.cpp's converter writes EAGLE-3 heads: one layer, norms before `fc` and of the residual, the target's
 tokenizer, no embedding of its own, and an output of the `d2t` tokens alone. Matrices are Q4_0 if the target's weights have less
-than 6.4 bits, else Q8_0: beside a small target a head of Q8_0 would take twice as much of the time.
+than 6.4 bits, else Q8_0, see `quant_like`.
 
 Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test".
 """
@@ -10,7 +10,6 @@ Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Lan
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,8 @@ from attrs import frozen
 
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
-from augury.files.gguf_writer import LlamaSizes, add_weights, gguf_file
+from augury.files.gguf_writer import LlamaSizes, add_value, add_weights, gguf_file
+from augury.files.quantized import NO_QUANT, quant_like
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
@@ -28,7 +28,6 @@ Weights = dict[str, np.ndarray]
 """By the tensors' names in the file; float32, matrices (n_out, n_in)."""
 
 _HEAD_DIMS = (128, 64, 32, 16, 8, 4, 2)
-_FEW_BYTES = 0.8  # a weight of the target
 _FF_BLOCK = 32  # weights of a block of Q8_0 and Q4_0, of which a row has whole ones
 
 
@@ -187,29 +186,8 @@ def write_head(
         writer.add_bool("eagle3.norm_before_fc", val=True)
         for key, value in target.metadata.items():
             if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
-                _repeat(writer, key, value)
+                add_value(writer, key, value)
         writer.add_tensor("d2t", tokens.astype(np.int64))
-        tensors = target.tensors.values()
-        bytes_of_weight = sum(each.n_bytes for each in tensors) / sum(prod(each.shape) for each in tensors)
-        kind = "Q4_0" if bytes_of_weight < _FEW_BYTES else "Q8_0"
+        quant = quant_like(target)
+        kind = ("q8_0" if quant == NO_QUANT else quant).upper()
         add_weights(writer, {**weights, "output.weight": output}, kind)
-
-
-def _repeat(writer: Any, key: str, value: object) -> None:
-    """Write a metadata value as it was read."""
-    from gguf import GGUFValueType
-
-    if isinstance(value, np.ndarray):
-        if len(value):
-            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, GGUFValueType[value.dtype.name.upper()])
-    elif isinstance(value, list):
-        if value:
-            writer.add_array(key, [each.encode("utf-8", "surrogateescape") for each in value])
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_string(key, value)

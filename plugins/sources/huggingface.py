@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub: `OWNER/REPOSITORY:QUANT`, or `OWNER/REPOSITORY` where there is one choice or a Q4_K_M.
+"""Models of the Hugging Face Hub: `OWNER/REPOSITORY:QUANT`, or `OWNER/REPOSITORY` where there is one, a Q4_K_M or a head.
 
 Files are kept in the Hub's own cache, which transformers, llama.cpp and vLLM share.
 """
@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,13 +20,14 @@ from augury.errors import ModelFileError
 from augury.files.atomic_file import not_stored
 from augury.hookspecs import hookimpl
 from augury.interfaces import FoundModel, Progress, Source, StoredModel
-from augury.plugins.sources.repository import choose, models_of
+from augury.plugins.sources.repository import SETTINGS, choose, head_of, models_of
 
 if TYPE_CHECKING:
     from augury.plugins.sources.known_file import KnownFile
 
 _PREFIXES = ("hf:", "hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
 _REFERENCE = re.compile(r"(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<quant>[\w.-]+))?")
+_DRAFTS = re.compile(r"draft|speculat|eagle|dflash|dspark", re.IGNORECASE)
 _ANSWER_S = 4.0  # for lists; a user who is offline learns it soon
 _N_FOUND = 20
 T = TypeVar("T")
@@ -69,18 +71,24 @@ class HuggingFaceSource(Source):
         try:
             info = _in_time(lambda: hub.model_info(repo, timeout=_ANSWER_S, files_metadata=True))
             files = {file.rfilename: file for file in info.siblings or []}
-            names = choose(files, reference, quant)
+
+            def download(name: str) -> Path:
+                return Path(hub.hf_hub_download(repo, name, tqdm_class=_bar(f"download {name}", progress)))
+
+            names = head_of(files) if quant is None and not models_of(files) else []
+            if not (names and _is_head(download(SETTINGS))):
+                names = choose(files, reference, quant)
             if known is not None:
                 known.check(reference, getattr(files[names[0]].lfs, "sha256", "that the Hub does not tell"))
             n_bytes = sum(files[name].size or 0 for name in names)
-            paths = [hub.hf_hub_download(repo, name, tqdm_class=_bar(f"download {name}", progress)) for name in names]
+            paths = [download(name) for name in names]
         except ModelFileError:
             raise
         except Exception as error:  # the HTTP library that it uses, and with it the errors, differ between its versions
             if n_bytes is None and (local := _cached(repo, quant)):
                 return local
             raise ModelFileError(f"{reference}: {_trouble(error, n_bytes)}") from error
-        return Path(paths[0])
+        return _path_of(paths[0])
 
     @classmethod
     def stored(cls, folder: Path) -> Iterator[StoredModel]:  # noqa: ARG003 - as in `find`
@@ -184,7 +192,21 @@ def _cached(repo: str, quant: str | None) -> Path | None:
     try:
         return snapshot / choose(_files(snapshot), repo, quant)[0]
     except ModelFileError:
-        return None
+        pass
+    names = head_of([path.name for path in snapshot.iterdir() if path.is_file()]) if quant is None else []
+    return snapshot if names and _is_head(snapshot / SETTINGS) else None
+
+
+def _path_of(first: Path) -> Path:
+    """What stands for a model whose first file this is: a head's folder."""
+    return first.parent if first.name == SETTINGS else first
+
+
+def _is_head(settings: Path) -> bool:
+    """Whether a repository's settings speak of drafting: other models are not downloaded as safetensors."""
+    with suppress(OSError):
+        return _DRAFTS.search(settings.read_text("utf-8", "replace")) is not None
+    return False
 
 
 def _snapshot(repo: str) -> Path | None:

@@ -18,11 +18,11 @@ class PathSource(Source):
 
     @classmethod
     def handles(cls, reference: str) -> bool:
-        """Whether `reference` is a file, begins as paths do, or ends in .gguf without naming another source."""
+        """Whether `reference` is a file or a folder with a model's, begins as paths do, or ends in .gguf without a source."""
         if reference.startswith((".", "/", "~")):
             return True
         try:
-            is_file = Path(reference).is_file()
+            is_file = Path(reference).is_file() or (Path(reference) / "config.json").is_file()
         except OSError:  # longer than a name can be
             is_file = False
         return is_file or (reference.endswith(".gguf") and ":" not in reference)

@@ -10,6 +10,7 @@ from augury.errors import ModelFileError
 
 _PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})$")
 _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4|NVFP4)\w*)$", re.IGNORECASE)
+SETTINGS, _SAFETENSORS = "config.json", ".safetensors"
 _DEFAULT_QUANT = "Q4_K_M"
 
 
@@ -36,6 +37,20 @@ def choose(files: Iterable[str], reference: str, quant: str | None) -> list[str]
     if (split := _PART.search(parts[0].removesuffix(".gguf"))) and len(parts) != int(split["count"]):
         raise ModelFileError(f"{reference}: the repository has {len(parts)} of the {int(split['count'])} parts of {found[0]}")
     return parts
+
+
+def head_of(files: Iterable[str]) -> list[str]:
+    """The files of a whole model in safetensors, its settings first; empty where there is none.
+
+    >>> head_of(["README.md", "model.safetensors", "config.json"])
+    ['config.json', 'model.safetensors']
+    >>> head_of(["model-00001-of-00002.safetensors", "config.json"])
+    []
+    """
+    names = sorted(name for name in files if name.endswith(_SAFETENSORS) and "/" not in name)
+    split = _PART.search(names[0].removesuffix(_SAFETENSORS)) if names else None
+    is_whole = split is None or len(names) == int(split["count"])
+    return [SETTINGS, *names] if names and SETTINGS in files and is_whole else []
 
 
 def models_of(files: Iterable[str]) -> Mapping[str, list[str]]:

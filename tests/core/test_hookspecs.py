@@ -7,7 +7,7 @@ import pytest
 from augury.constraint import Constraint
 from augury.errors import PluginError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Source
+from augury.interfaces import Architecture, Backend, Drafter, FileFormat, MemoryManager, Source
 from augury.registry import Registry
 
 
@@ -56,6 +56,10 @@ def test_augury_constraints_offers_constraints():
 
 def test_augury_sources_offers_sources():
     assert offered("augury_sources", Source, "sources")
+
+
+def test_augury_formats_offers_formats():
+    assert offered("augury_formats", FileFormat, "formats")
 
 
 def test_augury_choose_decides_for_auto_and_the_first_answer_counts():

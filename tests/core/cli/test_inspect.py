@@ -8,6 +8,7 @@ import pytest
 
 from augury.cli import inspect
 from augury.errors import ModelFileError
+from augury.files import models
 from augury.files.gguf_writer import gguf_file
 from augury.registry import Registry
 
@@ -89,7 +90,7 @@ def test_overridden_metadata_is_shown(model, capsys):
 
 
 def test_a_model_is_named_as_other_commands_name_it(model, monkeypatch, capsys):
-    monkeypatch.setattr(inspect, "resolve", lambda name, registry, progress: {"tiny": model}[name])
+    monkeypatch.setattr(models, "resolve", lambda name, registry, progress: {"tiny": model}[name])
     assert run("tiny") == 0
     assert str(model) in capsys.readouterr().out
 

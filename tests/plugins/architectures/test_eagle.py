@@ -147,7 +147,7 @@ def test_the_number_after_the_last_layer_means_what_it_means_to_llama_cpp():
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"metadata": {"eagle3.block_count": 2}}, "block_count"),
+        ({"metadata": {"eagle3.block_count": 2}}, "blk.1.attn_q"),
         ({"metadata": {"eagle3.target_layers": np.int32([-1, 0, 1])}}, "target_layers"),
         ({"metadata": {"eagle3.target_hidden_size": 128}}, "fc.weight"),
         ({"arrays": {"d2t": np.arange(96, dtype=np.int32) + 33}}, "d2t.*holds 128"),

@@ -95,6 +95,25 @@ def test_a_split_model_comes_whole_and_its_first_part_is_returned(hub):
     assert path.with_name("tiny-BF16-00002-of-00002.gguf").is_file()
 
 
+def test_a_head_in_safetensors_is_downloaded_as_a_folder_and_found_there(hub):
+    weights = {f"model-{i:05}-of-00002.safetensors": bytes([i]) * 99 for i in (1, 2)}
+    settings = b'{"architectures": ["LlamaForCausalLMEagle3"]}'
+    hub.repositories["owner/head"] = {"README.md": b"", "pytorch_model.bin": b"0", "config.json": settings} | weights
+    folder = fetch("hf:owner/head")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"config.json": settings} | weights
+    assert HuggingFaceSource.find("owner/head", Path()) == folder
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    assert HuggingFaceSource.find("owner/head", Path()) is None
+
+
+@pytest.mark.parametrize("settings", [b'{"architectures": ["LlamaForCausalLM"]}', b"[]", b"{"])
+def test_other_models_in_safetensors_are_not_downloaded(hub, settings):
+    hub.repositories["owner/big"] = {"config.json": settings, "model.safetensors": b"0" * 99}
+    with pytest.raises(ModelFileError, match=r"the repository has no \.gguf files"):
+        fetch("hf:owner/big")
+    assert hub.names("GET") == ["config.json"]
+
+
 def test_a_file_other_than_the_known_one_is_not_downloaded(hub):
     with pytest.raises(ModelFileError, match=r"hf:owner/tiny:Q8_0: the file there has sha256 .*, expected 0000"):
         fetch("hf:owner/tiny:Q8_0", known=KnownFile("0" * 64, 14_000))

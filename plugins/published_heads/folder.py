@@ -1,0 +1,161 @@
+"""A folder of `config.json` and safetensors: its settings and tensors, each of which has to be asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from augury.errors import ModelFileError, UnsupportedError
+from augury.files.gguf import Tensor, mapped
+from augury.files.tensor_type import TensorType
+
+if TYPE_CHECKING:
+    import mmap
+
+_TYPES = {
+    "F32": TensorType.F32,
+    "F16": TensorType.F16,
+    "BF16": TensorType.BF16,
+    "I64": TensorType.I64,
+    "I32": TensorType.I32,
+}
+_NOT_READ = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # what d2t says, too; copies of the target's
+_ALIGNMENT = 8  # that `Tensor` promises, and that files of some writers lack
+_LIMIT = 1 << 24  # bytes of a JSON file
+MARKS = ("config.json", "*.safetensors")
+"""What a folder has that is one."""
+
+
+class Folder:
+    """The settings and tensors of a head.
+
+    Attributes:
+        path: Of the folder.
+        config: Its settings; those of a nested layer (`transformer_layer_config`) stand among the others.
+        paths: Its files with tensors.
+        identity: Of each of them, see `ModelFile.identity`.
+        head: The headers of these.
+        n_bytes: Of them together.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        stated = _json(path / "config.json")
+        self.config: dict[str, Any] = {**stated, **(stated.get("transformer_layer_config") or {})}
+        self.config |= {key: value for key, value in stated.items() if key in ("architectures", "model_type")}
+        self.paths = tuple(sorted(path.glob(MARKS[1])))
+        self.identity: tuple[tuple[int, ...], ...] = ()
+        self.head = json.dumps(stated, sort_keys=True).encode()
+        self.n_bytes = 0
+        self._left: dict[str, Tensor] = {}
+        for file in self.paths:
+            self._read(file)
+
+    def _read(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        data, identity = mapped(path, "a safetensors file")
+        try:
+            with safe_open(path, framework="np"):  # which checks the header: each tensor's place, and that all are in the file
+                pass
+        except SafetensorError as error:
+            raise ModelFileError(f"{path}: no usable safetensors file ({error}); download it again") from None
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:start])
+        self.identity += (identity,)
+        self.head += data[:start]
+        self.n_bytes += len(data)
+        for name, entry in header.items():
+            if name != "__metadata__":
+                name = name.removeprefix("model.")  # noqa: PLW2901 - as some write them
+                self._left[name] = self._tensor(name, entry, data, start)
+
+    def _tensor(self, name: str, entry: dict[str, Any], data: mmap.mmap, start: int) -> Tensor:
+        begin, end = entry["data_offsets"]
+        if (kind := _TYPES.get(entry["dtype"])) is None and name not in _NOT_READ:
+            self.fail(f"tensor {name!r} is stored as {entry['dtype']}, expected one of {', '.join(_TYPES)}")
+        view = np.frombuffer(data, np.uint8, end - begin, start + begin)
+        if (start + begin) % _ALIGNMENT:
+            view = view.copy()
+            view.flags.writeable = False
+        return Tensor(name, tuple(entry["shape"]), kind or TensorType.F32, view)
+
+    def fail(self, message: str) -> NoReturn:
+        """Say what is not understood here."""
+        raise UnsupportedError(f"{self.path}: {message}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def take(self, name: str) -> Tensor:
+        """A tensor that has not been taken yet.
+
+        Raises:
+            ModelFileError: There is none of this name.
+        """
+        if (found := self._left.pop(name, None)) is None:
+            raise ModelFileError(f"{self.path}: tensor {name!r} is missing; is it a head of another kind?")
+        return found
+
+    def check_all_taken(self) -> None:
+        """Refuse tensors that nobody asked for: a head without them would draft badly, and nobody would know why.
+
+        Raises:
+            UnsupportedError: There are some.
+        """
+        if left := sorted(self._left.keys() - set(_NOT_READ)):
+            more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+            self.fail(f"tensors {', '.join(left[:3])}{more} are not understood in a head of this kind")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A setting that is a whole number above 0; null is as if it were absent."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise ModelFileError(f"{self.path / 'config.json'}: {key} is {value!r}, expected a whole number above 0")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A setting that is a number."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if type(value) not in (int, float):
+            raise ModelFileError(f"{self.path / 'config.json'}: {key} is {value!r}, expected a number")
+        return float(value)
+
+    def section(self, key: str) -> dict[str, Any]:
+        """Settings that stand together under a key."""
+        value = self.config.get(key) or {}
+        if not isinstance(value, dict):
+            raise ModelFileError(f"{self.path / 'config.json'}: {key} is {value!r:.60}, expected an object")
+        return value
+
+    def layer_ids(self, found: Any) -> list[int]:
+        """A setting that names layers of the target."""
+        if not isinstance(found, list) or not found or not all(type(each) is int and each >= -1 for each in found):
+            raise ModelFileError(f"{self.path / 'config.json'}: layers of the target are {found!r:.60}, expected their numbers")
+        return found
+
+    def refuse(self, keys: Iterable[str]) -> None:
+        """Refuse settings that change what is computed, where they are set."""
+        for key in keys:
+            if self.config.get(key):
+                self.fail(f"config.json sets {key} to {self.config[key]!r:.60}, which is not supported")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LIMIT:
+            raise ModelFileError(f"{path}: {path.stat().st_size} bytes, expected a file of settings")
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path}: not JSON ({error}); download it again") from None
+    if not isinstance(found, dict):
+        raise ModelFileError(f"{path}: holds {type(found).__name__}, expected an object")
+    return found

@@ -1,0 +1,179 @@
+"""Decoder layers as `transformers` names and shapes them, in the words of llama.cpp's converter."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import evolve
+
+from augury.files.gguf import Tensor, TensorType
+
+if TYPE_CHECKING:
+    from augury.plugins.published_heads.folder import Folder
+
+NAMES = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.o_proj.bias": "attn_output.bias",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.v_proj.bias": "attn_v.bias",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.q_proj.bias": "attn_q.bias",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.k_proj.bias": "attn_k.bias",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+_OPTIONAL = (".bias", "q_norm.weight", "k_norm.weight")
+_TURNED = {"attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias", "attn_q_norm.weight", "attn_k_norm.weight"}
+_REFUSED = (  # what changes the numbers, and has a setting that models of some families make
+    *("partial_rotary_factor", "attn_logit_softcapping", "attention_multiplier", "residual_multiplier", "logits_scaling"),
+    *("num_local_experts", "num_experts", "q_lora_rank", "kv_lora_rank", "quantization_config"),
+)
+_WINDOWED, _WHOLE = "sliding_attention", "full_attention"
+
+
+class Written:
+    """A GGUF file's metadata and tensors in the making, of an architecture."""
+
+    def __init__(self, folder: Folder, architecture: str) -> None:
+        self.folder = folder
+        self.architecture = architecture
+        name = folder.config.get("_name_or_path") or folder.path.resolve().name
+        self.metadata: dict[str, object] = {"general.architecture": architecture, "general.name": str(name)}
+        self.tensors: dict[str, Tensor] = {}
+        verifier = (folder.section("speculators_config").get("verifier") or {}).get("name_or_path")
+        if target := verifier or folder.config.get("target_model_name_or_path"):
+            self.metadata["general.base_model.0.name"] = str(target)
+
+    def set(self, **values: object) -> None:
+        """Set keys of the architecture; underlines stand for dots where two follow each other."""
+        self.metadata |= {f"{self.architecture}.{key.replace('__', '.')}": value for key, value in values.items()}
+
+    def take(self, name: str, written: str) -> Tensor:
+        """Give a tensor another name; vectors become float32, as converters store them."""
+        tensor = evolve(self.folder.take(name), name=written)
+        if len(tensor.shape) == 1 and tensor.type.integers is None:
+            tensor = as_tensor(written, tensor.floats())
+        self.tensors[written] = tensor
+        return tensor
+
+    def take_if_there(self, name: str, written: str) -> None:
+        """The same, where the folder has the tensor."""
+        if name in self.folder:
+            self.take(name, written)
+
+    def sizes(self, n_layers: int, *, turns_pairs: bool) -> None:
+        """Set the sizes of the layers, and their positions.
+
+        Args:
+            n_layers: How many there are.
+            turns_pairs: Whether neighbours of a head are turned together, as llama's converted files have it.
+        """
+        folder = self.folder
+        folder.refuse(_REFUSED)
+        if (act := folder.config.get("hidden_act") or "silu") != "silu":
+            folder.fail(f"config.json sets hidden_act to {act!r}, expected 'silu'")
+        n_heads, n_embd = folder.count("num_attention_heads"), folder.count("hidden_size")
+        n_kv_heads, head_dim = folder.count("num_key_value_heads", n_heads), folder.count("head_dim", n_embd // n_heads)
+        self.set(
+            block_count=n_layers,
+            context_length=folder.count("max_position_embeddings", 2048),
+            embedding_length=n_embd,
+            feed_forward_length=folder.count("intermediate_size"),
+            attention__head_count=n_heads,
+            attention__head_count_kv=n_kv_heads,
+            attention__key_length=head_dim,
+            attention__value_length=head_dim,
+            attention__layer_norm_rms_epsilon=folder.number("rms_norm_eps", 1e-6),
+            vocab_size=folder.count("vocab_size"),
+            rope__dimension_count=head_dim,
+        )
+        self.turned_by = head_dim if turns_pairs and not folder.config.get("rope_interleaved") else None
+        self._windows(n_layers)
+        self._rope(head_dim)
+
+    def _windows(self, n_layers: int) -> None:
+        """Set the layers that see a window only: those named, or all where one is in use and none are named."""
+        config = self.folder.config
+        kinds, window = config.get("layer_types"), config.get("sliding_window")
+        if config.get("use_sliding_window") is False and not kinds:
+            window = None
+        kinds = kinds or [_WHOLE if window is None else _WINDOWED] * n_layers
+        if len(kinds) < n_layers or not {*kinds[:n_layers]} <= {_WINDOWED, _WHOLE}:
+            self.folder.fail(f"config.json sets layer_types to {kinds!r:.80}, expected {_WHOLE} or {_WINDOWED} for each layer")
+        is_windowed = np.array([kind == _WINDOWED for kind in kinds[:n_layers]])
+        if is_windowed.any():
+            self.set(
+                attention__sliding_window=self.folder.count("sliding_window"),
+                attention__sliding_window_pattern=is_windowed,
+            )
+
+    def _rope(self, head_dim: int) -> None:
+        """Set the frequencies of positions, and how they are scaled; two generations of settings say it differently."""
+        folder = self.folder
+        stated = folder.section("rope_parameters") or folder.section("rope_scaling")
+        stated = stated.get(_WINDOWED) or stated.get(_WHOLE) or stated
+        base = float(stated.get("rope_theta") or folder.number("rope_theta", 10000.0))
+        self.set(rope__freq_base=base)
+        kind, factor = stated.get("rope_type") or stated.get("type") or "default", float(stated.get("factor") or 1.0)
+        n_ctx_original = stated.get("original_max_position_embeddings")
+        if kind == "llama3":
+            self.tensors["rope_freqs.weight"] = as_tensor("rope_freqs.weight", _llama3_divisors(head_dim, base, stated))
+        elif kind in ("linear", "yarn"):
+            self.set(rope__scaling__type=kind, rope__scaling__factor=factor)
+            if n_ctx_original:
+                self.set(rope__scaling__original_context_length=int(n_ctx_original))
+        elif kind != "default":
+            folder.fail(f"config.json sets positions of type {kind!r}; known are default, linear, llama3 and yarn")
+
+    def layer(self, i: int, prefix: str) -> None:
+        """Take the tensors of a layer, whose names begin with `prefix` in the folder."""
+        for name, written in NAMES.items():
+            at = f"blk.{i}.{written}"
+            if written.endswith(_OPTIONAL):
+                self.take_if_there(f"{prefix}{name}", at)
+            else:
+                self.take(f"{prefix}{name}", at)
+            if written in _TURNED and self.turned_by is not None and at in self.tensors:
+                self.tensors[at] = _interleaved(self.tensors[at], self.turned_by)
+
+
+def as_tensor(name: str, values: np.ndarray) -> Tensor:
+    """A tensor of float32, or of int64."""
+    kind = TensorType.F32 if values.dtype.kind == "f" else TensorType.I64
+    stored = np.ascontiguousarray(values, np.float32 if kind is TensorType.F32 else np.int64)
+    data = stored.reshape(-1).view(np.uint8)
+    data.flags.writeable = False
+    return Tensor(name, values.shape, kind, data)
+
+
+def _interleaved(tensor: Tensor, head_dim: int) -> Tensor:
+    """The rows of a head in another order: the two that rope turns together, half a head apart, become neighbours.
+
+    Source: llama.cpp's converter, whose files of this architecture have them so.
+    """
+    n_rows = tensor.shape[0]
+    n_bytes = tensor.data.size // n_rows
+    rows = tensor.data.reshape(n_rows // head_dim, 2, head_dim // 2, n_bytes).swapaxes(1, 2)
+    data = np.ascontiguousarray(rows).reshape(-1)
+    data.flags.writeable = False
+    return evolve(tensor, data=data)
+
+
+def _llama3_divisors(head_dim: int, base: float, stated: dict[str, Any]) -> np.ndarray:
+    """Llama 3.1's divisors of frequencies, (D / 2,) float32: slow pairs by `factor`, fast ones by 1, those between smoothly.
+
+    Source: `transformers`, modeling_rope_utils, `llama3`.
+    """
+    factor, n_ctx = float(stated.get("factor", 8.0)), float(stated.get("original_max_position_embeddings", 8192))
+    low, high = (float(stated.get(f"{name}_freq_factor", default)) for name, default in (("low", 1.0), ("high", 4.0)))
+    turns = n_ctx / (2.0 * math.pi) * base ** (-np.arange(0, head_dim, 2) / head_dim)  # within the original context
+    share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1.0 / ((1.0 - share) / factor + share)).astype(np.float32)

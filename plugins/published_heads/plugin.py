@@ -1,0 +1,73 @@
+"""The format `published-head`: folders as the trainers of heads publish them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import FileFormat
+from augury.plugins.published_heads.dflash import dflash
+from augury.plugins.published_heads.eagle import eagle3
+from augury.plugins.published_heads.folder import MARKS, Folder
+
+_READERS = {"eagle3": eagle3, "dflash": dflash}
+_BY_TYPE = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash"}  # speculators' names
+_BY_ARCHITECTURE = {
+    "LlamaForCausalLMEagle3": "eagle3",
+    "Eagle3LlamaForCausalLM": "eagle3",
+    "Eagle3DraftModel": "eagle3",
+    "Eagle3Speculator": "eagle3",
+    "Qwen3Eagle3Model": "eagle3",
+    "DFlashDraftModel": "dflash",
+    "DFlash2DraftModel": "dflash",
+    "DSparkDraftModel": "dflash",
+    "Qwen3DSparkModel": "dflash",
+}
+
+
+class PublishedHead(FileFormat):
+    """Heads in `config.json` and safetensors."""
+
+    name = "published-head"
+
+    @classmethod
+    def handles(cls, path: Path) -> bool:
+        return all(next(path.glob(mark), None) is not None for mark in MARKS)
+
+    @classmethod
+    def open(cls, path: Path) -> ModelFile:
+        from xxhash import xxh3_128_digest
+
+        folder = Folder(path)
+        if (kind := _kind_of(folder.config)) is None:
+            stated = folder.config.get("speculators_model_type") or folder.config.get("architectures")
+            known = ", ".join(sorted({*_BY_TYPE, *_BY_ARCHITECTURE}))
+            folder.fail(
+                f"config.json states {stated!r:.80}, no head of a known kind ({known}); other models are read as GGUF files, "
+                "which llama.cpp's convert_hf_to_gguf.py makes"
+            )
+        head = _READERS[kind](folder)
+        folder.check_all_taken()
+        digest = xxh3_128_digest(folder.head)
+        return ModelFile(path, folder.paths, folder.n_bytes, head.metadata, head.tensors, folder.identity, digest)
+
+
+def _kind_of(config: Mapping[str, Any]) -> str | None:
+    """The kind of head, or None: no head, or of a kind that is not known."""
+    if (stated := config.get("speculators_model_type")) is not None:
+        return _BY_TYPE.get(stated)
+    architectures = config.get("architectures") or ()
+    if found := next(filter(None, map(_BY_ARCHITECTURE.get, architectures)), None):
+        return found
+    # the original's heads state the architecture of a whole model
+    is_llama = "LlamaForCausalLM" in architectures
+    return "eagle3" if is_llama and config.get("draft_vocab_size") and config.get("num_hidden_layers") == 1 else None
+
+
+@hookimpl
+def augury_formats() -> list[type[FileFormat]]:
+    """Offer `published-head`."""
+    return [PublishedHead]

@@ -1,0 +1,257 @@
+"""Heads as their trainers publish them, with random weights, and what the trainers' models compute with them, in numpy.
+
+`write(path, config, tensors)` makes a folder; `eagle_tensors` and `dflash_tensors` draw weights by a config, and `Eagle` and
+`DFlash` compute, float64, as the models in PyTorch do that are named there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+from safetensors import TensorSpec, serialize_file
+
+E, H, G, D, F = 256, 4, 2, 32, 96
+SIZES = {
+    "hidden_size": E,
+    "num_attention_heads": H,
+    "num_key_value_heads": G,
+    "head_dim": D,
+    "intermediate_size": F,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 256,
+    "rope_theta": 500.0,
+    "hidden_act": "silu",
+}
+KEY = "eagle_aux_hidden_state_layer_ids"
+_KINDS = {"f": "float32", "i": "int64", "b": "bool", "u": "bfloat16"}
+
+
+def write(path: Path, config: dict, tensors: dict[str, np.ndarray], *, n_files: int = 1) -> Path:
+    """A folder with these settings and tensors; uint16 is what bfloat16 is stored as."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    for i in range(n_files):
+        mine = {name: np.ascontiguousarray(each) for name, each in [*tensors.items()][i::n_files]}
+        specs = {
+            name: TensorSpec(dtype=_KINDS[each.dtype.kind], shape=each.shape, data_ptr=each.ctypes.data, data_len=each.nbytes)
+            for name, each in mine.items()
+        }
+        serialize_file(specs, path / f"model-{i + 1:05}-of-{n_files:05}.safetensors")
+    return path
+
+
+def as_bfloat16(values: np.ndarray) -> np.ndarray:
+    """The upper halves (uint16) of float32."""
+    return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _draw(seed: int):
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape: int) -> np.ndarray:
+        scale = 1.0 if len(shape) == 1 else 1.5 / math.sqrt(shape[-1])
+        return np.float32(scale * rng.standard_normal(shape) + (len(shape) == 1))
+
+    return draw
+
+
+def _layer(draw, at: str, n_in: int, *, has_head_norms: bool, has_biases: bool = False) -> dict[str, np.ndarray]:
+    shapes = {"q_proj": (H * D, n_in), "k_proj": (G * D, n_in), "v_proj": (G * D, n_in), "o_proj": (E, H * D)}
+    made = {f"{at}self_attn.{name}.weight": draw(*shape) for name, shape in shapes.items()}
+    if has_biases:
+        made |= {f"{at}self_attn.{name}.bias": draw(shape[0]) - 1 for name, shape in shapes.items()}
+    if has_head_norms:
+        made |= {f"{at}self_attn.{name}_norm.weight": draw(D) for name in "qk"}
+    made |= {f"{at}{name}.weight": draw(E) for name in ("input_layernorm", "post_attention_layernorm")}
+    of_ff = {"gate_proj": (F, E), "up_proj": (F, E), "down_proj": (E, F)}
+    return made | {f"{at}mlp.{name}.weight": draw(*shape) for name, shape in of_ff.items()}
+
+
+def eagle_tensors(config: dict, n_features: int, n_seen: int, *, first: str = "layers.0.", seed: int = 1) -> dict:
+    """The weights of an EAGLE-3 head, but for those that the target may have."""
+    draw, flat = _draw(seed), {**config, **config.get("transformer_layer_config", {})}
+    has_head_norms = flat.get("model_type") == "qwen3"
+    joins_all = "Qwen3Eagle3Model" in config["architectures"]
+    made = {"fc.weight": draw(E, n_features * n_seen), "norm.weight": draw(E)}
+    for i in range(flat["num_hidden_layers"]):
+        at, joins = (first if i == 0 else f"layers.{i}."), i == 0 or joins_all
+        made |= _layer(draw, at, E * (1 + joins), has_head_norms=has_head_norms, has_biases=bool(flat.get("attention_bias")))
+        made |= {f"{at}hidden_norm.weight": draw(E)} if joins else {}
+    if flat.get("norm_before_fc"):
+        made["input_norm.weight"] = draw(n_features * n_seen)
+    if flat.get("fc_norm"):
+        made |= {f"fc_norm.{i}.weight": draw(n_seen) for i in range(n_features)}
+    return made
+
+
+def dflash_tensors(config: dict, n_features: int, n_vocab: int, *, seed: int = 1) -> dict:
+    """The weights of a DFlash, DFlash2 or DSpark head, but for those that the target has."""
+    draw = _draw(seed)
+    flat = {**config, **config.get("transformer_layer_config", {}), **config.get("dflash_config", {})}
+    made = {"fc.weight": draw(E, n_features * E), "hidden_norm.weight": draw(E), "norm.weight": draw(E)}
+    for i in range(flat["num_hidden_layers"]):
+        made |= _layer(draw, f"layers.{i}.", E, has_head_norms=True)
+        if taps := flat.get("conv_kernel_size"):
+            n_out = 2 * taps * (E // flat["conv_group_size"])
+            for each in ("attention_conv", "mlp_conv"):
+                made[f"layers.{i}.{each}.base_kernel"] = draw(2, taps, E)
+                made[f"layers.{i}.{each}.kernel_projection.weight"] = draw(n_out, E)
+    if rank := flat.get("selector_rank"):
+        made |= {f"candidate_selector.{name}_codebook": draw(n_vocab, rank) for name in ("predecessor", "successor")}
+        made["candidate_selector.hidden_projection.weight"] = draw(rank, E)
+    if rank := flat.get("markov_rank"):
+        made |= {"markov_head.markov_w1.weight": draw(n_vocab, rank), "markov_head.markov_w2.weight": draw(n_vocab, rank)}
+        made |= {"confidence_head.proj.weight": draw(1, E + rank), "confidence_head.proj.bias": draw(1)}
+    return made
+
+
+class _Model:
+    def __init__(self, config: dict, tensors: dict) -> None:
+        self.config = {**config, **config.get("transformer_layer_config", {}), **config.get("dflash_config", {})}
+        self.tensors = {name: np.float64(values) for name, values in tensors.items()}
+        self.eps = self.config["rms_norm_eps"]
+
+    def norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * self.tensors[f"{name}.weight"]
+
+    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x @ self.tensors[f"{name}.weight"].T + self.tensors.get(f"{name}.bias", 0.0)
+
+    def rope(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """(n, heads, D) turned by halves, as `rotate_half` of transformers does."""
+        frequencies = self.config["rope_theta"] ** (-np.arange(0, D, 2) / D)
+        if scaling := self.config.get("rope_scaling"):
+            frequencies = _llama3(frequencies, scaling)
+        angles = positions[:, None, None] * np.concatenate([frequencies, frequencies])
+        turned = np.concatenate([-x[..., D // 2 :], x[..., : D // 2]], -1)
+        if self.config.get("model_type") == "llama4_text":  # complex numbers of neighbours
+            pairs = x.reshape(*x.shape[:-1], D // 2, 2) @ [1, 1j] * np.exp(1j * positions[:, None, None] * frequencies)
+            return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape)
+        return x * np.cos(angles) + turned * np.sin(angles)
+
+    def part(self, at: str, which: str, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
+        y = self.linear(f"{at}self_attn.{which}_proj", x).reshape(len(x), -1, D)
+        if f"{at}self_attn.{which}_norm.weight" in self.tensors:
+            y = self.norm(f"{at}self_attn.{which}_norm", y)
+        return y if positions is None else self.rope(y, positions)
+
+    @staticmethod
+    def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, is_seen: np.ndarray) -> np.ndarray:
+        k, v = (np.repeat(each, H // G, axis=1) for each in (k, v))
+        scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(D) + np.where(is_seen, 0.0, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v).reshape(len(q), -1)
+
+    def mlp(self, at: str, x: np.ndarray) -> np.ndarray:
+        gate = self.linear(f"{at}mlp.gate_proj", x)
+        return self.linear(f"{at}mlp.down_proj", gate / (1 + np.exp(-gate)) * self.linear(f"{at}mlp.up_proj", x))
+
+
+def _llama3(frequencies: np.ndarray, scaling: dict) -> np.ndarray:
+    lengths, n_ctx = 2 * math.pi / frequencies, scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    smooth = (n_ctx / lengths - low) / (high - low)
+    between = (1 - smooth) * frequencies / scaling["factor"] + smooth * frequencies
+    slow = np.where(lengths > n_ctx / low, frequencies / scaling["factor"], between)
+    return np.where(lengths < n_ctx / high, frequencies, slow)
+
+
+class Eagle(_Model):
+    """EAGLE-3: `LlamaForCausalLMEagle3` of SpecForge, `Eagle3DraftModel` of speculators, `Qwen3Eagle3Model` of DeepSpec."""
+
+    first = "layers.0."
+
+    def encode(self, features: np.ndarray) -> np.ndarray:
+        """(T, n, E_t) → (T, E)."""
+        n = features.shape[1]
+        if self.config.get("fc_norm"):
+            features = np.stack([self.norm(f"fc_norm.{i}", features[:, i]) for i in range(n)], 1)
+        x = features.reshape(len(features), -1)
+        return self.linear("fc", self.norm("input_norm", x) if self.config.get("norm_before_fc") else x)
+
+    def forward(self, tokens: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Logits (T, V_d) of a whole text, and what is fed back (T, E)."""
+        n, h = len(tokens), hidden
+        embedded, at_positions = self.tensors["embed_tokens.weight"][tokens], np.arange(n)
+        for i in range(self.config["num_hidden_layers"]):
+            at = self.first if i == 0 else f"layers.{i}."
+            residual, x = h, self.norm(f"{at}input_layernorm", h)
+            if f"{at}hidden_norm.weight" in self.tensors:
+                normed = self.norm(f"{at}hidden_norm", h)
+                residual = normed if self.config.get("norm_before_residual") else h
+                x = np.concatenate([self.norm(f"{at}input_layernorm", embedded), normed], -1)
+            ahead = at_positions[:, None] - at_positions
+            window = self.config.get("sliding_window") or n
+            q, k = (self.part(at, each, x, at_positions) for each in "qk")
+            mixed = self.attend(q, k, self.part(at, "v", x), (ahead >= 0) & (ahead < window))
+            h = residual + self.linear(f"{at}self_attn.o_proj", mixed)
+            h = h + self.mlp(at, self.norm(f"{at}post_attention_layernorm", h))
+        normed = self.norm("norm", h)
+        given_on = normed if self.config.get("norm_output") and "speculators_model_type" in self.config else h
+        return self.linear("lm_head", normed), given_on
+
+
+class DFlash(_Model):
+    """DFlash of z-lab, speculators' and JetSpec's, DFlash2, and the DSpark of SpecForge, speculators and DeepSpec."""
+
+    def draft(self, features: np.ndarray, last: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Logits (n, V) of a block after a text of hidden states (T, n_features, E), and its last states (n, E)."""
+        given = self.norm("hidden_norm", self.linear("fc", features.reshape(len(features), -1)))
+        n_text = len(given)
+        before, inside = np.arange(n_text), n_text + np.arange(n)
+        tokens = np.full(n, self.config["mask_token_id"])
+        tokens[0] = last
+        h, every = self.tensors["embed_tokens.weight"][tokens], np.concatenate([before, inside])
+        kinds = self.config.get("layer_types") or ["full_attention"] * self.config["num_hidden_layers"]
+        for i, kind in enumerate(kinds):
+            at = f"layers.{i}."
+            is_seen = np.ones((n, n_text + n), bool)
+            is_local = kind == "sliding_attention"
+            if is_local:
+                is_seen &= inside[:, None] - every < self.config["sliding_window"]
+            is_of_speculators = "speculators_model_type" in self.config
+            if self.config.get("causal_head") or (
+                is_of_speculators and is_local and not self.config.get("sliding_window_non_causal")
+            ):
+                is_seen &= inside[:, None] >= every
+            x, finish = self.convolved(f"{at}attention_conv", self.norm(f"{at}input_layernorm", h))
+            k = np.concatenate([self.part(at, "k", given, before), self.part(at, "k", x, inside)])
+            v = np.concatenate([self.part(at, "v", given), self.part(at, "v", x)])
+            mixed = self.attend(self.part(at, "q", x, inside), k, v, is_seen)
+            h = h + finish(self.linear(f"{at}self_attn.o_proj", mixed))
+            x, finish = self.convolved(f"{at}mlp_conv", self.norm(f"{at}post_attention_layernorm", h))
+            h = h + finish(self.mlp(at, x))
+        h = self.norm("norm", h)
+        return self.linear("lm_head", h), h
+
+    def convolved(self, at: str, x: np.ndarray):
+        """DFlash2's convolution of a block's input, and the one of its output."""
+        if f"{at}.base_kernel" not in self.tensors:
+            return x, lambda y: y
+        base, taps = self.tensors[f"{at}.base_kernel"], self.config["conv_kernel_size"]
+        moving = self.linear(f"{at}.kernel_projection", x).reshape(len(x), 2, taps, -1)
+        moving = np.repeat(moving, self.config["conv_group_size"], axis=-1)
+
+        def convolve(y: np.ndarray, side: int) -> np.ndarray:
+            earlier = [np.concatenate([np.zeros((tap, E)), y[: len(y) - tap]]) for tap in range(taps)]
+            return sum((base[side, tap] + moving[:, side, tap]) * earlier[tap] for tap in range(taps))
+
+        return convolve(x, 0), lambda y: convolve(y, 1)
+
+    def transitions(self, token: int) -> np.ndarray:
+        """DSpark's logits (V,) by the token before."""
+        return self.linear("markov_head.markov_w2", self.tensors["markov_head.markov_w1.weight"][token])
+
+    def confidence(self, hidden: np.ndarray, token: int) -> float:
+        """How sure DSpark is of a place, before the sigmoid."""
+        x = np.concatenate([hidden, self.tensors["markov_head.markov_w1.weight"][token]])
+        return float(self.linear("confidence_head.proj", x)[0])
+
+    def score(self, hidden: np.ndarray, before: int, token: int) -> float:
+        """What DFlash2's selector adds to the logit of a token after another."""
+        rows = (self.tensors[f"candidate_selector.{each}_codebook"] for each in ("predecessor", "successor"))
+        predecessor, successor = next(rows)[before], next(rows)[token]
+        return float((predecessor * successor) @ self.linear("candidate_selector.hidden_projection", hidden))
