@@ -9,6 +9,8 @@ import pytest
 from augury.backends.numba_cuda.probe import SIMULATOR
 
 os.environ[SIMULATOR] = "1"
+import support.kept_lanes  # noqa: F401 - before the modules that have lanes
+
 from augury.backends.numba_cuda import backend
 from augury.backends.numba_cuda.aot import Binary, Compiler
 from augury.backends.numba_cuda.kernels import dialect
