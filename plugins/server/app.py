@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import metadata
 from ipaddress import ip_address
-from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,7 +25,8 @@ from augury.errors import AuguryError
 from augury.options import similar
 from augury.plugins.server import anthropic, health
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
-from augury.plugins.server.fields import FOREIGN_NAMES, Fields, shown
+from augury.plugins.server.fields import Fields
+from augury.plugins.server.foreign_fields import FOREIGN_NAMES, shown
 from augury.plugins.server.llama_cpp import completion, embedding, infill, props, slots, tokenize
 from augury.plugins.server.models import Models
 from augury.plugins.server.ollama import (
@@ -280,7 +280,7 @@ async def _on_invalid(request: Request, error: Any) -> Response:
 
 def _meant(name: str, form: type[Fields]) -> str | None:
     """The field that an unknown name was probably meant to be, quoted."""
-    close = similar(name, chain.from_iterable(form.names()))
+    close = similar(name, form.known())
     return FOREIGN_NAMES.get(name, None if close is None else repr(close))
 
 

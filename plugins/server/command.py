@@ -64,6 +64,7 @@ class _Flags:
     models_dir: str | None = option(None, help="folder whose models can be asked for")
     models_max: int = option(4, ge=0, help="how many models are loaded at a time; 0: as many as memory has room for")
     strict_model: bool = option(False, help="refuse requests for other names where there is one model, too")
+    strict_fields: bool = option(False, help="refuse other servers' fields, also where their value means nothing here")
     api_key: str | None = option(None, help="keys, separated by commas; a client must send one of them")
     api_key_file: str | None = option(None, help="more keys, one on each line; a line that begins with # is a comment")
     cors_origins: str | None = option(
@@ -265,6 +266,7 @@ def _options_of(args: argparse.Namespace, flags: _Flags, names: Sequence[str]) -
         pooling=flags.pooling,
         shows_slots=flags.slots and not flags.no_slots,
         takes_props=flags.props,
+        has_strict_fields=flags.strict_fields,
         slot_save_path=None if flags.slot_save_path is None else _folder("--slot-save-path", flags.slot_save_path),
         sleep_idle_s=flags.sleep_idle_seconds if flags.sleep_idle_seconds > 0 else None,
         has_page=not flags.no_ui,

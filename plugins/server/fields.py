@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import (
@@ -20,33 +20,13 @@ from pydantic import (
 from pydantic_core.core_schema import no_info_before_validator_function
 
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.foreign_fields import with_forms, without_neutral
 from augury.sampling import SAMPLER_LETTERS, sampling_options
 from augury.types import Token
 
 N_FIELDS = 256  # of an object; none has as many
 N_MESSAGES = 1 << 14  # of a conversation
 _N_ERRORS = 100  # that are searched for one to report; a body of many megabytes can have millions
-
-IGNORED = (
-    "client_metadata",
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "user",
-)
-"""Fields that clients send unasked and that mean nothing to a server of one's own: they are left out, whatever they say."""
-
-FOREIGN_NAMES = {
-    "repetition_penalty": "'repeat_penalty' with 'repeat_last_n' -1",
-    "chat_template": "the server's flag --chat-template-file, or 'chat_template_kwargs'",
-    "functions": "'tools' in a chat",
-    "function_call": "'tool_choice' in a chat",
-    "enable_thinking": "'chat_template_kwargs'",
-    "num_draft_tokens": "'speculative.n_max'",
-}
-"""Fields of other servers that have other names here, as a message writes them."""
 
 
 def _relaxed(schema: Any) -> Any:
@@ -81,6 +61,12 @@ class Fields(BaseModel):
         fields = cls.model_fields.items()
         return [getattr(each.validation_alias, "choices", [each.validation_alias or name]) for name, each in fields]
 
+    @classmethod
+    @cache
+    def known(cls) -> frozenset[str]:
+        """All of these names."""
+        return frozenset(chain.from_iterable(cls.names()))
+
     @model_validator(mode="wrap")
     @classmethod
     def _limit_errors(cls, data: Any, handler: Callable[[Any], Any]) -> Any:
@@ -113,36 +99,9 @@ class RequestFields(Fields):
 
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return super()._read({key: value for key, value in data.items() if key not in IGNORED})
+        return super()._read(without_neutral(data, cls.known()))
 
 
-_KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}  # Claude Code sends it unasked
-# Fields of other servers that augury does not do: they may be sent with the value that leaves it undone, and with no other.
-_UNDONE: dict[str, Callable[[Any], bool]] = {
-    "n_cache_reuse": lambda value: value == 0,
-    **dict.fromkeys(("adaptive_target", "reasoning_budget_tokens"), lambda value: value < 0),
-    **dict.fromkeys(("lora", "grammar_triggers", "preserved_tokens"), lambda value: value == []),
-    **dict.fromkeys(("verbose", "grammar_lazy", "reasoning_control"), lambda value: value is False),
-    "backend_sampling": lambda value: isinstance(value, bool),  # where tokens are drawn, not which
-    "min_keep": lambda value: value in {0, 1},
-    "adaptive_decay": lambda _: True,  # it tunes a feature that is off
-    # vLLM's
-    **dict.fromkeys(("skip_special_tokens", "detokenize", "include_reasoning"), lambda value: value is True),
-    **dict.fromkeys(("include_stop_str_in_output", "use_beam_search", "early_stopping", "echo"), lambda value: value is False),
-    **dict.fromkeys(("best_of", "length_penalty", "repetition_penalty"), lambda value: value == 1),
-    "spaces_between_special_tokens": lambda value: isinstance(value, bool),  # which are skipped
-    "add_special_tokens": lambda value: value is True,  # in front of a text; templates write their own
-    # Ollama's, in requests of others' form
-    "tfs_z": lambda value: value == 1,
-    "penalize_newline": lambda value: value is True,
-    "n_probs": lambda value: value == 0,
-    "num_ctx": lambda value: isinstance(value, int),  # the server's flag -c has chosen it
-    # Anthropic's
-    "speed": lambda value: value == "standard",
-    "context_management": lambda value: value in ({"edits": []}, {"edits": [_KEEP_THINKING]}),
-}
-_FORMS = {"json": "json_schema", "json_object": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-_GUIDED = [f"guided_{form}" for form in _FORMS]
 _OFF_SAMPLER = "adaptive_p"  # which does nothing unless adaptive_target says so
 
 _SAMPLING: dict[str, Any] = {
@@ -197,16 +156,10 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
 
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
-        kept = {}
-        for name, value in _with_forms(_undotted(data)).items():
-            if name == "samplers" and isinstance(value, str):
-                kept[name] = [SAMPLER_LETTERS.get(letter, letter) for letter in value]
-            elif name not in _UNDONE or name in cls.model_fields:
-                kept[name] = value
-            elif not _is_off(_UNDONE[name], value):
-                instead = f"send {FOREIGN_NAMES[name]}" if name in FOREIGN_NAMES else "leave it out"
-                raise ValueError(f"{name} is {shown(value)}, which augury does not do; {instead}")
-        return super()._read(kept)
+        data = with_forms(_undotted(data))
+        if isinstance(letters := data.get("samplers"), str):
+            data["samplers"] = [SAMPLER_LETTERS.get(letter, letter) for letter in letters]
+        return super()._read(data)
 
     @property
     def is_usage_continuous(self) -> bool:
@@ -248,41 +201,6 @@ def _undotted(data: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{next(iter(dotted))} is given as well as speculative, which is {given!r}; give one of them")
     merged = {**(given or {}), **{key.partition(".")[2]: value for key, value in dotted.items()}}
     return {key: value for key, value in data.items() if key not in dotted} | {"speculative": merged}
-
-
-def _with_forms(data: dict[str, Any]) -> dict[str, Any]:
-    """Read vLLM's `guided_json` and `structured_outputs`, and the like, as the forms of the whole output that they are."""
-    names = [name for name in data if name == "structured_outputs" or name in _GUIDED]
-    found = {name: value for name, value in data.items() if name not in names}
-    for name in names:
-        value = data[name]
-        if name in _GUIDED:
-            forms = {name.removeprefix("guided_"): value}
-        elif isinstance(value, dict):
-            forms = {form: each for form, each in value.items() if each is not None and each is not False}
-        else:
-            raise ValueError(f"structured_outputs is {shown(value)}, expected an object")
-        for form, each in forms.items():
-            if form not in _FORMS:
-                raise ValueError(f"structured_outputs has {form!r}, expected {', '.join(_FORMS)}")
-            if _FORMS[form] in found:
-                raise ValueError(f"{name} and {_FORMS[form]} both say how the output is to be; leave one of them out")
-            found[_FORMS[form]] = {"type": "object"} if form == "json_object" else each
-    return found
-
-
-def _is_off(check: Callable[[Any], bool], value: Any) -> bool:
-    try:
-        return check(value)
-    except TypeError:  # of another type altogether
-        return False
-
-
-def shown(value: Any) -> str:
-    """A wrong value, as a message writes it."""
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    return str(value).lower() if isinstance(value, bool) else reprlib.repr(value)
 
 
 def draft_origin(token: Token) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ Answers of megabytes are written in pieces, on other threads: `long_answer`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -18,7 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from augury.plugins.server.errors import RequestError
-from augury.plugins.server.fields import N_FIELDS
+from augury.plugins.server.fields import N_FIELDS, Fields
+from augury.plugins.server.foreign_fields import first_foreign
 
 _N_CHARS = 1 << 16
 _N_PARTS = 1 << 18  # keys and lists of a body: a million hold up the event loop, and all clients, for seconds
@@ -77,8 +78,17 @@ class _Request(Request):
             raise json.JSONDecodeError(str(error), "", 0) from None  # which FastAPI makes a 400
         if isinstance(found, dict) and len(found) > N_FIELDS:
             raise RequestError(400, f"the body has {len(found)} fields, expected {N_FIELDS} at most")
+        if isinstance(found, dict) and self.app.state.models.options.has_strict_fields:
+            self._refuse_foreign(found)
         self.state.fields = found if isinstance(found, dict) else {}  # for those who need them before they are checked
         return found
+
+    def _refuse_foreign(self, found: Mapping[str, Any]) -> None:
+        form = self.scope["route"].body_field.field_info.annotation
+        known = form.known() if isinstance(form, type) and issubclass(form, Fields) else ()
+        if (name := first_foreign(found, known)) is not None:
+            message = f"{name} is a field of other servers, which --strict-fields refuses; leave it out"
+            raise RequestError(400, message, param=name)
 
 
 class _Route(APIRoute):

@@ -44,6 +44,7 @@ class ServerOptions:
     pooling: str | None = None  # the same, of embeddings; None: as the model's file says
     shows_slots: bool = True
     takes_props: bool = False
+    has_strict_fields: bool = False  # fields that mean nothing here are refused, too
     slot_save_path: Path | None = None  # the folder of saved slots, and the only one; None: there are none
     sleep_idle_s: float | None = None  # after which the engine is closed until somebody asks; None: never
     has_page: bool = True

@@ -15,6 +15,7 @@ from augury.plugins.server.conversation import AnswerReader, plan_chat, prompt_o
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import N_MESSAGES, Fields, GivenDeep, draft_origin, text_of
+from augury.plugins.server.foreign_fields import of_chat
 from augury.plugins.server.generation import Pieces, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.openai.answer import (
@@ -129,19 +130,7 @@ class ChatRequest(OpenAIFields):
 
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """The fields, OpenAI's older ones by the names that they have now, and Ollama's `think` as templates have it."""
-        data = {name: value for name, value in data.items() if name != "add_special_tokens" or not isinstance(value, bool)}
-        if isinstance(functions := data.get("functions"), list) and "tools" not in data:
-            data["tools"] = [{"type": "function", "function": each} for each in functions]
-            del data["functions"]
-        if (choice := data.get("function_call")) in ("auto", "none") and "tool_choice" not in data:
-            data["tool_choice"] = data.pop("function_call")
-        elif isinstance(choice, dict) and "tool_choice" not in data:
-            data["tool_choice"] = {"type": "function", "function": data.pop("function_call")}
-        if isinstance(data.get("think"), bool):
-            kwargs = data.get("chat_template_kwargs")
-            data["chat_template_kwargs"] = {"enable_thinking": data.pop("think")} | (kwargs if isinstance(kwargs, dict) else {})
-        return super()._read(data)
+        return super()._read(of_chat(data))
 
     @model_validator(mode="after")
     def _check_end(self) -> ChatRequest:

@@ -97,7 +97,6 @@ class ResponsesRequest(EngineFields):
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions | None = None
-    truncation: Literal["auto", "disabled"] | None = Field(None, description="without effect: what is too long is a 400")
     include: list[Literal["reasoning.encrypted_content"]] | None = Field(None, description="reasoning is never encrypted")
     background: Literal[False] | None = None
     previous_response_id: str | None = Field(None, description="of no use: nothing is stored")

@@ -29,6 +29,6 @@ def client(server):
 @pytest.fixture(scope="session")
 def strict_server():
     """A tiny model without a tokenizer on one slot, with keys and narrow limits."""
-    words = "-c 4096 --api-key one,two --max-queue 1 --max-body-size 1 -v --cors-origins https://page.example,localhost"
+    words = "-c 4096 --strict-fields --api-key one,two --max-queue 1 --max-body-size 1 -v --cors-origins https://page.example,localhost"
     with serving(*here(), *words.split(), "-np", 1) as found:
         yield found

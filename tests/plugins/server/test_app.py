@@ -87,6 +87,18 @@ def test_what_is_wrong_with_a_request_is_named(client, body, told, param):
     assert error["param"] == param or param is None
 
 
+@pytest.mark.parametrize("sent", [{"guided_choice": ["a"]}, {"truncation": "auto"}, {"tfs_z": 1}, {"functions": []}], ids=str)
+def test_strict_fields_refuse_what_other_servers_alone_have(strict_server, sent):
+    answer = strict_server.client.post("/v1/completions", json={"prompt": [1], **sent}, headers={"x-api-key": "one"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(sent)))
+    assert "which --strict-fields refuses" in answer.json()["error"]["message"]
+
+
+def test_strict_fields_take_what_is_ignored_and_what_a_form_has_itself(strict_server):
+    headers, asked = {"x-api-key": "one"}, {"prompt": [1], "n_predict": 1, "n_probs": 0, "user": "me", "lora": []}
+    assert strict_server.client.post("/completion", json=asked, headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("content", "kind"), [(b"{", "application/json"), (b'{"prompt": "a"}', "text/plain"), (b"\xff", "application/json")]
 )

@@ -10,6 +10,7 @@ from augury.plugins.server.anthropic import MessagesRequest
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.llama_cpp.infill import InfillRequest
 from augury.plugins.server.openai.chat import ChatRequest
+from augury.plugins.server.openai.embeddings import EmbeddingRequest
 from augury.plugins.server.openai.responses import ResponsesRequest
 
 OWN = {"input_schema", "parameters", "schema", "chat_template_kwargs", "tool_calls", "citations", "cache_control"}
@@ -157,8 +158,33 @@ ASKED = {"messages": [{"role": "user", "content": "Hi"}]}
         ({"function_call": {"name": "f"}}, "tool_choice", {"type": "function", "function": {"name": "f"}}),
         ({"think": False}, "chat_template_kwargs", {"enable_thinking": False}),
         ({"think": True, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", {"enable_thinking": True, "x": 1}),
+        ({"enable_thinking": False}, "chat_template_kwargs", {"enable_thinking": False}),
+        ({"thinking": {"type": "disabled"}}, "chat_template_kwargs", {"enable_thinking": False}),
+        ({"think": "low"}, "reasoning_effort", "low"),
+        ({"documents": [{"text": "a"}]}, "chat_template_kwargs", {"documents": [{"text": "a"}]}),
+        ({"truncation": "auto", "truncate_prompt_tokens": -1, "priority": 3, "bad_words": []}, "tools", None),
+        ({"ttl": 60, "draft_model": "a", "top_a": 0.0, "return_token_ids": False}, "tools", None),
         ({"add_special_tokens": False, "num_ctx": 4096, "tfs_z": 1, "n_probs": 0}, "tools", None),
     ],
 )
 def test_fields_of_other_servers_mean_what_they_mean_there(sent, name, meant):
     assert getattr(ChatRequest.model_validate(ASKED | sent), name) == meant
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [{"bad_words": ["a"]}, {"top_a": 0.2}, {"truncate_prompt_tokens": 5}, {"return_token_ids": True}, {"truncation": "left"}]
+    + [{"best_of": True}, {"thinking": {"type": "enabled", "budget_tokens": 5}}, {"documents": "a"}],
+    ids=str,
+)
+def test_a_value_that_would_change_the_answer_is_refused(sent):
+    with pytest.raises(ValueError, match=next(iter(sent))):
+        ChatRequest.model_validate(ASKED | sent)
+
+
+@pytest.mark.parametrize("form", [ChatRequest, ResponsesRequest, MessagesRequest, InfillRequest, EmbeddingRequest])
+def test_neutral_values_are_left_out_of_any_request(form):
+    schema = form.model_json_schema()
+    asked = smallest(schema, schema.get("$defs", {}))
+    neutral = {"priority": 1, "num_ctx": 4096, "request_id": "a", "truncation": "disabled", "user": "me"}
+    assert form.model_validate(asked | neutral) == form.model_validate(asked)
