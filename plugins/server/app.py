@@ -36,7 +36,7 @@ from augury.plugins.server.ollama import (
     models as ollama_models,
 )
 from augury.plugins.server.openai import chat, completions, embeddings, models, responses
-from augury.plugins.server.page.routes import add_page
+from augury.plugins.server.page.routes import add_docs, add_page
 from augury.plugins.server.server import ServerOptions
 
 _ROUTERS = (
@@ -79,7 +79,7 @@ def make_app(models: Models) -> FastAPI:
         title="augury",
         version=metadata.version("augury"),
         lifespan=lifespan,
-        docs_url=None,  # pages that would load scripts from elsewhere
+        docs_url=None,  # see `add_docs`
         redoc_url=None,
         redirect_slashes=False,
         responses={status: {"description": text, "content": _ERROR} for status, text in _ERRORS.items()},
@@ -87,6 +87,7 @@ def make_app(models: Models) -> FastAPI:
     app.state.models = models
     for router in _ROUTERS:
         app.include_router(router)
+    add_docs(app)
     if options.has_page:
         add_page(app)
     for kind in (AuguryError, HTTPException):
@@ -235,7 +236,7 @@ async def _on_error(request: Request, error: Any) -> Response:
     found, path = as_request_error(error), request.url.path
     if error.__class__ is HTTPException and found.status_code in (404, 405):  # of the router
         what = f"no path {path[:_N_SHOWN]!r}" if found.status_code == 404 else f"no {request.method} of {path[:_N_SHOWN]!r}"
-        found = RequestError(found.status_code, f"there is {what}; /openapi.json lists what there is")
+        found = RequestError(found.status_code, f"there is {what}; /docs lists what there is")
     return _answer(found, path)
 
 

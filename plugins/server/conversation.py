@@ -31,6 +31,7 @@ async def plan_chat(
     budget: int | None = None,
     effort: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
 ) -> tuple[ChatPlan, dict[str, Any]]:
     """Plan an answer.
 
@@ -46,6 +47,7 @@ async def plan_chat(
         budget: How many tokens reasoning may take; None, or less than 0, for as many as the server's flag says.
         effort: How hard to think, a variable of chat templates that know it.
         kwargs: Other variables of the chat template, beside those of the server's flags.
+        add_generation_prompt: See `ChatTemplate.render`.
 
     Returns:
         How the answer is to be read, and the arguments of `Engine.submit`.
@@ -63,6 +65,7 @@ async def plan_chat(
             is_parallel=is_parallel,
             reasoning=reasoning or server.options.reasoning_format,
             kwargs=names,
+            add_generation_prompt=add_generation_prompt,
             json_schema=json_schema,
             budget=budget if 0 <= budget < server.engine.config["n_ctx"] else None,  # the context is full before
         )

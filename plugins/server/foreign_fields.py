@@ -130,9 +130,11 @@ def with_forms(data: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def of_chat(data: dict[str, Any]) -> dict[str, Any]:
+def of_chat(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     """A chat's fields: OpenAI's older names are the newer ones, and the chat template's variables are together."""
-    found = {name: value for name, value in data.items() if name != "add_special_tokens" or not isinstance(value, bool)}
+    found = dict(data)
+    if isinstance(found.get("add_special_tokens"), bool) and "add_special_tokens" not in known:
+        del found["add_special_tokens"]  # templates write their own
     if isinstance(functions := found.get("functions"), list) and "tools" not in found:
         found["tools"] = [{"type": "function", "function": each} for each in functions]
         del found["functions"]

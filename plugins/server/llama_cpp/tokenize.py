@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Self
 
-from pydantic import AliasChoices, Field
+from anyio import to_thread
+from pydantic import AliasChoices, Field, model_validator
 from pydantic_core import to_json
 from starlette.responses import Response
 
 from augury.plugins.server.conversation import prompt_of
-from augury.plugins.server.fields import RequestFields
+from augury.plugins.server.errors import RequestError
+from augury.plugins.server.fields import N_MESSAGES, RequestFields
 from augury.plugins.server.json_route import api_router, long_answer
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
-from augury.plugins.server.openai.chat import ChatRequest
+from augury.plugins.server.openai.chat import ChatRequest, Message
 from augury.plugins.server.openai.responses import ResponsesRequest
 from augury.plugins.server.server import Server, Serving
 from augury.text.tokenizer import Tokenizer
@@ -21,13 +24,32 @@ from augury.text.tokenizer import Tokenizer
 router = api_router()
 
 
-class TokenizeRequest(RequestFields):
-    """A text, or tokens and texts; with vLLM's names, too."""
+class TokenizeRequest(ChatRequest):
+    """A text, tokens and texts, or a conversation; with vLLM's names, too."""
 
-    content: str | list[int | str] = Field(validation_alias=AliasChoices("content", "prompt"))
+    messages: list[Message] = Field([], max_length=N_MESSAGES)
+    content: str | list[int | str] | None = Field(None, validation_alias=AliasChoices("content", "prompt"))
     add_special: bool = Field(default=False, validation_alias=AliasChoices("add_special", "add_special_tokens"))
     parse_special: bool = True
     with_pieces: bool = False
+    return_token_strs: bool = Field(default=False, description="tell the vocabulary's own texts, too")
+
+    @property
+    def begins_answer(self) -> bool:
+        """Whether the prompt ends with the beginning of the answer; see `ChatTemplate.render`."""
+        return self.add_generation_prompt is not False or bool(self.continue_final_message)
+
+    @classmethod
+    def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
+        if "prompt" in data and "add_special" not in data:  # as vLLM's clients mean it
+            data = {"add_special_tokens": True, **data}
+        return super()._read(data)
+
+    @model_validator(mode="after")
+    def _check_end(self) -> Self:
+        if self.continue_final_message and (not self.messages or self.messages[-1].role != "assistant"):
+            raise ValueError("continue_final_message is true, but the last message is not the assistant's; leave it out")
+        return self
 
 
 class DetokenizeRequest(RequestFields):
@@ -37,22 +59,35 @@ class DetokenizeRequest(RequestFields):
 
 
 @router.post("/tokenize", response_model=dict[str, Any])
-def tokenize(body: TokenizeRequest, server: Serving) -> Response:
-    """Give the tokens of a text."""
+async def tokenize(body: TokenizeRequest, server: Serving) -> Response:
+    """Give the tokens of a text, or of a conversation as a prompt."""
     tokenizer = needed(server.engine.tokenizer)
-    tokens = mixed_tokens(body.content, tokenizer, add_special=body.add_special, parse_special=body.parse_special)
-    return long_answer(_as_json(tokens, tokenizer if body.with_pieces else None))
+    if bool(body.messages) == (body.content is not None):
+        raise RequestError(400, "expected either content, also called prompt, or messages")
+    if body.messages:
+        _, params = await body.plan(server)
+        tokens = await prompt_of(server, params)
+    else:
+        special = {"add_special": body.add_special, "parse_special": body.parse_special}
+        tokens = await to_thread.run_sync(partial(mixed_tokens, body.content, tokenizer, **special))
+    return long_answer(_as_json(tokens, tokenizer, body, server.engine.config["n_ctx"]))
 
 
-def _as_json(tokens: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """The answer's JSON, a thousand tokens at a time, with their pieces where there is a tokenizer."""
-    yield '{"tokens":['
-    for start in range(0, len(tokens), 1000):
-        part: list[Any] = list(tokens[start : start + 1000])
-        if tokenizer is not None:
-            part = [{"id": token, "piece": _piece(tokenizer.piece(token))} for token in part]
-        yield ("," if start else "") + to_json(part).decode()[1:-1]
+def _as_json(tokens: Sequence[int], tokenizer: Tokenizer, body: TokenizeRequest, n_ctx: int) -> Iterator[str]:
+    """The answer's JSON, a thousand tokens at a time."""
+    yield f'{{"count":{len(tokens)},"max_model_len":{n_ctx},"tokens":['
+    yield from _parts(
+        tokens, lambda token: {"id": token, "piece": _piece(tokenizer.piece(token))} if body.with_pieces else token
+    )
+    if body.return_token_strs:
+        yield '],"token_strs":['
+        yield from _parts(tokens, lambda token: tokenizer.text(token).encode(errors="surrogateescape").decode(errors="replace"))
     yield "]}"
+
+
+def _parts(tokens: Sequence[int], tell: Callable[[int], Any]) -> Iterator[str]:
+    for start in range(0, len(tokens), 1000):
+        yield ("," if start else "") + to_json([tell(token) for token in tokens[start : start + 1000]]).decode()[1:-1]
 
 
 @router.post("/detokenize")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from uuid import uuid4
 
 from pydantic import AliasChoices, Field, model_validator
@@ -130,16 +130,21 @@ class ChatRequest(OpenAIFields):
 
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return super()._read(of_chat(data))
+        return super()._read(of_chat(data, cls.known()))
 
     @model_validator(mode="after")
-    def _check_end(self) -> ChatRequest:
+    def _check_end(self) -> Self:
         is_continued = self.messages[-1].role == "assistant"
         for name, meant in (("continue_final_message", is_continued), ("add_generation_prompt", not is_continued)):
             if getattr(self, name) not in {None, meant}:
                 state = "is continued because it is" if is_continued else "cannot be continued because it is not"
                 raise ValueError(f"{name} is {not meant}, but the last message {state} the assistant's; leave {name} out")
         return self
+
+    @property
+    def begins_answer(self) -> bool:
+        """Whether the prompt ends with the beginning of the answer, as that of every answer does."""
+        return True
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
         """How the answer is read, and a conversation's arguments of `Engine.submit`."""
@@ -155,6 +160,7 @@ class ChatRequest(OpenAIFields):
             json_schema=None if self.response_format is None else self.response_format.schema_of_answer(),
             effort=self.reasoning_effort,
             kwargs=self.chat_template_kwargs,
+            add_generation_prompt=self.begins_answer,
         )
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         if limit is not None:

@@ -1,13 +1,15 @@
-"""The page at `/`: static files, with a policy that lets a browser run nothing else and talk to this server alone."""
+"""The page at `/`, and `/docs`, with a policy that lets a browser run no other scripts and talk to this server alone."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 _FOLDER = Path(__file__).resolve().parent / "static"  # in an editable installation this file is a link
@@ -50,3 +52,36 @@ def add_page(app: FastAPI) -> None:
         return FileResponse(_FOLDER / "index.html", headers=_HEADERS)
 
     app.mount("/static", _PageFiles(directory=_FOLDER))
+
+
+def add_docs(app: FastAPI) -> None:
+    """Serve the list of paths and fields at `/docs`: FastAPI's own pages load their scripts from elsewhere."""
+
+    @app.get("/docs", include_in_schema=False)
+    def docs() -> HTMLResponse:
+        return HTMLResponse("\n".join(_listed(app.openapi())), headers=_HEADERS)
+
+
+def _listed(found: Mapping[str, Any]) -> Iterator[str]:
+    """OpenAPI's description of the server, as HTML."""
+    yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{found["info"]["title"]}</title>'
+    yield f"<h1>{found['info']['title']} {found['info']['version']}</h1>"
+    yield '<p>The same for programs: <a href="openapi.json">openapi.json</a></p>'
+    for path, methods in found["paths"].items():
+        for method, each in methods.items():
+            yield f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(each.get('description', ''))}</p>"
+            schema = each.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            form = found["components"]["schemas"].get(schema.get("$ref", "").rpartition("/")[2], {})
+            yield from _fields(form)
+
+
+def _fields(form: Mapping[str, Any]) -> Iterator[str]:
+    """The fields of a form, as a list that is folded."""
+    if fields := form.get("properties"):
+        yield "<details><summary>Fields</summary><dl>"
+        for name, field in fields.items():
+            kinds = [each.get("$ref", "").rpartition("/")[2] or each.get("type", "any") for each in field.get("anyOf", [field])]
+            told = " or ".join(dict.fromkeys(kind for kind in kinds if kind != "null"))
+            needed = ", required" if name in form.get("required", ()) else ""
+            yield f"<dt><code>{escape(name)}</code>: {told}{needed}</dt><dd>{escape(field.get('description', ''))}</dd>"
+        yield "</dl></details>"

@@ -111,6 +111,7 @@ class ChatFormat:
         kwargs: Mapping[str, Any] | None = None,
         json_schema: Mapping[str, Any] | None = None,
         budget: int | None = None,
+        add_generation_prompt: bool = True,
     ) -> ChatPlan:
         """Plan a request. May take as long as a chat template does.
 
@@ -124,6 +125,7 @@ class ChatFormat:
             kwargs: Variables of the template.
             json_schema: The schema of the content, if there is any.
             budget: How many tokens reasoning may take; None for any number.
+            add_generation_prompt: See `ChatTemplate.render`.
 
         Raises:
             OptionError: Tools, choice or messages are malformed.
@@ -140,7 +142,7 @@ class ChatFormat:
             told = [_as_text(message) for message in told]
             told = _with_tools(described, told) if names else told
         of_tools = list(tools or ()) if names and self.tools is not GENERIC else None
-        prompt = self.template.prompt(told, tools=of_tools, kwargs=kwargs)
+        prompt = self.template.prompt(told, tools=of_tools, kwargs=kwargs, add_generation_prompt=add_generation_prompt)
         is_continued = told[-1].get("role") == "assistant"
         reasoned = reasoning_at(str(prompt), self.tags, is_continued=is_continued) if self.may_reason else "to come"
         params: dict[str, Any] = {"prompt": prompt}

@@ -38,7 +38,7 @@ SHORT = {"prompt": [1, 2, 3], "max_tokens": 2}
 )
 def test_each_family_has_its_own_form_of_errors(client, path, body):
     answer = client.get(path)
-    body["error"]["message"] = f"there is no path {path!r}; /openapi.json lists what there is"
+    body["error"]["message"] = f"there is no path {path!r}; /docs lists what there is"
     assert (answer.status_code, answer.json()) == (404, body)
 
 

@@ -9,6 +9,7 @@ from augury.plugins.server import app  # noqa: F401 - all forms of requests
 from augury.plugins.server.anthropic import MessagesRequest
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.llama_cpp.infill import InfillRequest
+from augury.plugins.server.llama_cpp.tokenize import TokenizeRequest
 from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.openai.embeddings import EmbeddingRequest
 from augury.plugins.server.openai.responses import ResponsesRequest
@@ -173,8 +174,16 @@ def test_fields_of_other_servers_mean_what_they_mean_there(sent, name, meant):
 
 @pytest.mark.parametrize(
     "sent",
-    [{"bad_words": ["a"]}, {"top_a": 0.2}, {"truncate_prompt_tokens": 5}, {"return_token_ids": True}, {"truncation": "left"}]
-    + [{"best_of": True}, {"thinking": {"type": "enabled", "budget_tokens": 5}}, {"documents": "a"}],
+    [
+        {"bad_words": ["a"]},
+        {"top_a": 0.2},
+        {"truncate_prompt_tokens": 5},
+        {"return_token_ids": True},
+        {"truncation": "left"},
+        {"best_of": True},
+        {"thinking": {"type": "enabled", "budget_tokens": 5}},
+        {"documents": "a"},
+    ],
     ids=str,
 )
 def test_a_value_that_would_change_the_answer_is_refused(sent):
@@ -188,3 +197,12 @@ def test_neutral_values_are_left_out_of_any_request(form):
     asked = smallest(schema, schema.get("$defs", {}))
     neutral = {"priority": 1, "num_ctx": 4096, "request_id": "a", "truncation": "disabled", "user": "me"}
     assert form.model_validate(asked | neutral) == form.model_validate(asked)
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_begun"),
+    [({"prompt": "a"}, True), ({"content": "a"}, False), ({"prompt": "a", "add_special": False}, False)],
+    ids=str,
+)
+def test_vllms_name_of_a_text_to_tokenize_has_vllms_default(sent, is_begun):
+    assert TokenizeRequest.model_validate(sent).add_special is is_begun

@@ -29,6 +29,27 @@ def test_vllms_clients_may_name_the_model(client):
     assert ask(client, "/detokenize", model="any", tokens=tokens)["prompt"] == "The sea"
 
 
+def test_a_conversation_is_the_tokens_of_its_prompt(client):
+    found = ask(client, "/tokenize", model="any", return_token_strs=True, **HELLO)
+    prompt = ask(client, "/apply-template", **HELLO)["prompt"]
+    assert found["tokens"] == ask(client, "/tokenize", content=prompt)["tokens"]
+    assert (found["count"], found["max_model_len"]) == (len(found["tokens"]), 512)
+    assert "".join(found["token_strs"]).replace("Ġ", " ").replace("Ċ", "\n") == prompt
+
+
+def test_a_conversation_without_the_answers_beginning_ends_with_its_last_message(client):
+    for messages in (HELLO["messages"], [*HELLO["messages"], {"role": "assistant", "content": "Hi"}]):
+        tokens = ask(client, "/tokenize", messages=messages, add_generation_prompt=False, add_special_tokens=False)["tokens"]
+        text = ask(client, "/detokenize", tokens=tokens)["content"]
+        assert text.endswith(f"{messages[-1]['role']}\n{messages[-1]['content']}<|im_end|>\n")
+
+
+def test_tools_are_told_in_a_conversation_that_is_tokenized(client):
+    tool = {"type": "function", "function": {"name": "paint", "parameters": {"type": "object"}}}
+    tokens = ask(client, "/tokenize", tools=[tool], **HELLO)["tokens"]
+    assert "paint" in ask(client, "/detokenize", tokens=tokens)["content"]
+
+
 def test_control_tokens_are_read_unless_that_is_switched_off(client):
     assert len(ask(client, "/tokenize", content="<|im_start|>")["tokens"]) == 1
     assert len(ask(client, "/tokenize", content="<|im_start|>", parse_special=False)["tokens"]) > 1
@@ -47,7 +68,14 @@ def test_a_long_text_is_told_in_parts(client, with_pieces):
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/tokenize", {}), ("/detokenize", {"tokens": ["a"]}), ("/detokenize", {"tokens": [-1]})]
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", **HELLO}),
+        ("/tokenize", {"continue_final_message": True, **HELLO}),
+        ("/detokenize", {"tokens": ["a"]}),
+        ("/detokenize", {"tokens": [-1]}),
+    ],
 )
 def test_what_is_no_text_or_token_is_refused(client, path, body):
     assert client.post(path, json=body).status_code == 400

@@ -18,11 +18,23 @@ FILES = sorted(path.name for path in STATIC.iterdir())
 
 def get(*paths, **options):
     async def ask():
-        app = make_app(Models([Server(ServerOptions(api_keys=("key",), **options), lambda _: None)]))
+        app = make_app(Models([Server(ServerOptions(**{"api_keys": ("key",), **options}), lambda _: None)]))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
             return [await client.get(path) for path in paths]
 
     return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("has_page", [True, False])
+def test_the_docs_list_every_path_and_its_fields_without_a_script(has_page):
+    docs, found = get("/docs", "/openapi.json", has_page=has_page, api_keys=())
+    assert docs.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert "<script" not in docs.text
+    for path, methods in found.json()["paths"].items():
+        for method in methods:
+            assert f"<h2>{method.upper()} {path}</h2>" in docs.text
+    assert "<dt><code>messages</code>: array, required</dt>" in docs.text
+    assert "<dt><code>min_p</code>: number</dt>" in docs.text
 
 
 @pytest.mark.parametrize("path", ["/", *(f"/static/{name}" for name in FILES)])
