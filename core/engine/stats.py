@@ -55,7 +55,9 @@ class RequestCounter(DraftingCounter):
         self._slot: int | None = None
         self._last_drafter: str | None = None
         self._n_processed = 0
-        self._prompt_s = self._opened_at = self._first_token_at = self._last_token_at = 0.0
+        self._prompt_s = self._first_token_at = self._last_token_at = self._first_s = 0.0
+        self._submitted_at = self._opened_at = perf_counter()
+        self._round_s: list[float] = []
 
     def opened(self, slot: int, n_reused: int, n_recomputed: int) -> None:
         """The request's slot holds so many tokens of its prompt; so many more were held, but not where it could go on."""
@@ -89,6 +91,7 @@ class RequestCounter(DraftingCounter):
             return
         self._n_emitted += 1
         self._first_token_at = self._last_token_at = perf_counter()
+        self._first_s = self._first_token_at - self._submitted_at
 
     def shifted(self, n_discarded: int) -> None:
         """The context was full, and so many tokens were left out."""
@@ -101,7 +104,8 @@ class RequestCounter(DraftingCounter):
         self._n_rounds += 1
         self._n_emitted += n_emitted
         self._draft_lengths.append(n_drafted)
-        self._last_token_at = perf_counter()
+        before, self._last_token_at = self._last_token_at, perf_counter()
+        self._round_s.append(self._last_token_at - before)
         if n_drafted:
             self._n_drafted += n_drafted
             self._n_accepted += n_accepted
@@ -140,6 +144,10 @@ class RequestCounter(DraftingCounter):
                 n_prompt=self._n_processed,
                 n_predicted=max(self._n_emitted - 1, 0),
                 plain_s=self.plain_s,
+                queue_s=self._opened_at - self._submitted_at,
+                first_s=self._first_s,
+                whole_s=self._last_token_at - self._submitted_at if self._n_emitted else 0.0,
+                round_s=tuple(self._round_s),
             ),
             effective=self._request.speculation.effective(),
         )

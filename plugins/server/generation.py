@@ -42,13 +42,13 @@ class Generation:
     """
 
     def __init__(
-        self, runnings: Sequence[Running], timeout_s: float, found: asyncio.Queue[Any] | None, collection: Collection | None
+        self, server: Server, runnings: Sequence[Running], found: asyncio.Queue[Any] | None, collection: Collection | None
     ) -> None:
         self.before_wait: Callable[[], Awaitable[None]] = do_nothing
         self._runnings = runnings
-        self._timeout_s = timeout_s
+        self._server, self._timeout_s = server, server.options.timeout_s
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + timeout_s
+        self._deadline = self._loop.time() + self._timeout_s
         self._is_expired = False
         self._found = found  # where prompts report; None: they do not
         self._collection = collection  # keeps whole answers; None: they are not kept
@@ -79,7 +79,7 @@ class Generation:
             n += each.get("n", 1)
         # encoding a long prompt, and rendering a template, take too long for the event loop
         runnings = await to_thread.run_sync(partial(_submit, server.engine.submit, params))
-        return cls(runnings, server.options.timeout_s, found if has_progress else None, collection)
+        return cls(server, runnings, found if has_progress else None, collection)
 
     async def results(self, http: Request, until: Until | None = None) -> list[Result]:
         """Wait for all of them, or for the tokens with which they are to end.
@@ -171,6 +171,8 @@ class Generation:
             raise too_long(self._timeout_s)
         elif result.finish_reason == "cancelled":
             raise RequestError(503, "the server ends, and with it the answer")  # or the client has gone, and nobody reads this
+        if self._server.metrics is not None:
+            self._server.metrics.observe(self._server.name, result.stats)
         if self._collection is not None:
             self._loop.run_in_executor(None, self._collection.add, [*(result.prompt or ()), *result.tokens])
         return result

@@ -1,4 +1,4 @@
-"""Counters for Prometheus, in llama.cpp's names, and of speculation in vLLM's form, by drafter.
+"""Counters for Prometheus, in llama.cpp's names, and of speculation in vLLM's form, by drafter; histograms in vLLM's names.
 
 Requests are counted when they end, all figures at once, so that sums hold: tokens emitted are rounds and tokens accepted.
 """
@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from augury.engine.stats import EngineStats
 from augury.hookspecs import hookimpl
 from augury.types import Round, Summary
+
+disable_created_metrics()  # type: ignore[no-untyped-call] # further series of histograms, which nobody reads
 
 _COUNTERS = {  # by attribute of `Metrics.totals`
     "n_prompt": ("llamacpp:prompt_tokens", "Prompt tokens processed."),
@@ -47,6 +49,42 @@ _BY_POSITION = {
 }
 
 
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+_LONG = (
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+)
+_HISTOGRAMS = {  # by attribute of `Timings`
+    "first_s": (
+        "vllm:time_to_first_token_seconds",
+        "Seconds from a request to its first token.",
+        (*_SHORT, 20.0, 40.0, 80.0, 160.0),
+    ),
+    "round_s": ("vllm:inter_token_latency_seconds", "Seconds from one token to those of the next round.", _SHORT),
+    "whole_s": ("vllm:e2e_request_latency_seconds", "Seconds from a request to its last token.", _LONG),
+    "queue_s": ("vllm:request_queue_time_seconds", "Seconds that a request waits for a slot.", (*_SHORT[:4], *_LONG)),
+}
+
+
 class Metrics(Collector):
     """Counts over the life of the server, over all engines that it loads; it observes them as a plugin does."""
 
@@ -58,6 +96,18 @@ class Metrics(Collector):
         self._longest = 0
         self._last: Counter[str] = Counter()  # totals at the last look
         self._engines: Sequence[EngineStats] = ()
+        self._latencies = CollectorRegistry()
+        self._histograms = {
+            figure: Histogram(name, text, ["model_name"], registry=self._latencies, buckets=buckets)
+            for figure, (name, text, buckets) in _HISTOGRAMS.items()
+        }
+
+    def observe(self, model: str, summary: Summary) -> None:
+        """Enter the times of an answer that is whole; called on any thread."""
+        for figure, histogram in self._histograms.items():
+            found = getattr(summary.timings, figure)
+            for seconds in found if isinstance(found, tuple) else (found,):
+                histogram.labels(model).observe(seconds)
 
     @hookimpl
     def augury_round_done(self, round: Round) -> None:  # noqa: A002 - the field's word
@@ -98,7 +148,7 @@ class Metrics(Collector):
         with self._lock:
             self._engines = engines
             registry.register(self)
-            return generate_latest(registry)
+            return generate_latest(registry) + generate_latest(self._latencies)
 
     def describe(self) -> list[Metric]:
         """Nothing: registering is not looking."""

@@ -15,7 +15,9 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     speculation = Speculation((Member("one", NoOptions()), Member("other", NoOptions())))
     counter = RequestCounter(SimpleNamespace(id="req-1", prompt=[0] * 10, speculation=speculation, on_prompt=None))
     untouched = counter.summary()
-    counter.n_reused = 4
+    now[0] += 3
+    counter.opened(None, 4, 0)
+    now[0] += 2
     counter.chunk(4, 2.0)
     counter.chunk(2, 1.0)
     counter.prefilled()
@@ -49,7 +51,9 @@ def test_a_summary_is_what_was_counted(monkeypatch):
         accepted_by_position=(1, 1, 0),
         draft_lengths=(3, 1),
         drafters={"one": one, "other": other},
-        timings=Timings(prompt_s=3.5, predict_s=2.0, n_prompt=6, n_predicted=4),
+        timings=Timings(
+            prompt_s=3.5, predict_s=2.0, n_prompt=6, n_predicted=4, queue_s=3.0, first_s=5.0, whole_s=12.0, round_s=(1.0, 1.0)
+        ),
         effective=speculation.effective(),
     )
     nothing = {"one": DrafterStats(), "other": DrafterStats()}

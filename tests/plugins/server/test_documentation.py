@@ -56,4 +56,6 @@ def test_every_field_that_is_not_done_is_named():
 def test_every_counter_is_named(client):
     client.post("/completion", json={"prompt": "one two one two one two", "n_predict": 12})
     names = {line.split("{")[0].split()[0] for line in client.get("/metrics").text.splitlines() if line[0] != "#"}
+    names = {re.sub("_seconds_(bucket|sum|count)$", "_seconds", name) for name in names}
+    assert {"vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"} < names
     assert [name for name in names if f"`{name}`" not in PAGE] == []

@@ -1,5 +1,6 @@
 """What Prometheus reads: llama.cpp's names, counts by drafter, and sums that hold."""
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.toys import ScriptedDrafter, toy_engine
 
@@ -78,3 +79,31 @@ def test_drafters_are_told_apart_by_position():
     assert value(found, "augury:spec_decode_draft_seconds_total", "a") == 0.5
     assert value(found, "augury:spec_decode_prompt_seconds_total", "a") == 4.0
     assert value(found, "llamacpp:n_busy_slots_per_decode") == 3.0
+
+
+def test_times_of_whole_answers_are_histograms_by_model():
+    metrics = Metrics()
+    times = Timings(queue_s=0.3, first_s=0.7, whole_s=3.0, round_s=(0.02, 0.02, 0.2))
+    for model in ("a", "a", "b"):
+        metrics.observe(model, Summary(timings=times))
+    found = read(metrics)
+    for name, n, total, within in (
+        ("time_to_first_token", 1, 0.7, 0.75),
+        ("inter_token_latency", 3, 0.24, 0.2),
+        ("e2e_request_latency", 1, 3.0, 5.0),
+        ("request_queue_time", 1, 0.3, 0.3),
+    ):
+        full = f"vllm:{name}_seconds"
+        for model, n_answers in (("a", 2), ("b", 1)):
+            assert found[f"{full}_count", model] == ("histogram", n * n_answers)
+            assert value(found, f"{full}_sum", model) == pytest.approx(total * n_answers)
+            assert value(found, f"{full}_bucket", str(within), model) == n * n_answers
+    assert value(found, "vllm:inter_token_latency_seconds_bucket", "0.1", "a") == 4
+
+
+def test_the_times_of_a_request_are_in_order():
+    with toy_engine() as engine:
+        times = engine.generate([1, 2, 3], max_tokens=9, **GREEDY).stats.timings
+    assert 0 < times.queue_s < times.first_s < times.whole_s
+    assert len(times.round_s) == 8
+    assert times.first_s + sum(times.round_s) == pytest.approx(times.whole_s)
