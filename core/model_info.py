@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import Factory, field, frozen
 
 from augury.part import Part
+from augury.rank_head import RankHead
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
@@ -38,6 +39,7 @@ class ModelInfo:
         repr=False,
         hash=False,
     )
+    rank_head: RankHead | None = field(default=None, repr=False)  # of a reranker
 
     @property
     def heads(self) -> dict[str, Part]:
@@ -47,18 +49,20 @@ class ModelInfo:
     @classmethod
     def of(cls, file: ModelFile, plan: ModelPlan) -> ModelInfo:
         """The facts of a file and its plan."""
+        pooling, n_embd = _pooling_of(file), plan.embedding.n_embd
         return cls(
             name=file.path.stem,
             architecture=plan.architecture,
             n_vocab=plan.n_vocab,
-            n_embd=plan.embedding.n_embd,
+            n_embd=n_embd,
             n_layers=len(plan.layers),
             n_ctx_train=plan.n_ctx_train,
             n_bytes=file.n_bytes,
             digest=file.digest,
-            pooling=_pooling_of(file),
+            pooling=pooling,
             has_embedding_head=f"{_HEADS.get(file.architecture)}.weight" in file.tensors,
             parts=plan.parts,
+            rank_head=RankHead.of(file, n_embd) if pooling == "rank" else None,
         )
 
 

@@ -279,11 +279,7 @@ class Token:
 
 @frozen
 class Timings:
-    """Seconds of one request.
-
-    `prompt_s` counts no waiting, neither for a slot nor for others: of a pass over a part of the prompt it is the share of that
-    part, by tokens. Drafters' work on the prompt is counted, such as a draft model's passes over it.
-    """
+    """Seconds of one request. `prompt_s` counts drafters' work on it, and no waiting; of shared passes its share, by tokens."""
 
     prompt_s: float = 0.0  # of its prompt's passes and of its drafters' beginning
     predict_s: float = 0.0  # from its first token, or the end of its drafters' beginning, to its last

@@ -178,6 +178,29 @@ class Evaluations(ABC):
         context, kind, tokens = self._context, _checked_pooling(pooling, self.info), self._each(texts)
         return lambda loop: _embed(loop, context, tokens, kind, normalize=normalize)
 
+    async def arank(self, texts: Any) -> np.ndarray:
+        """How well documents answer queries, of a model with a rank head, for asyncio. The slots used forget their contents.
+
+        Args:
+            texts: A list of token ids, as `RankHead.tokens` writes a query and a document.
+
+        Returns:
+            (n,) float64.
+
+        Raises:
+            AuguryError: By its kind: the model has no rank head, or a text has no tokens, or too many for the context.
+        """
+        context, head, tokens = self._context, self.info.rank_head, self._each(texts)
+        if head is None:
+            raise UnsupportedError(f"{self.info.name} has no rank head; compare embeddings")
+
+        def steps(loop: Loop) -> Steps:
+            for found in _embed(loop, context, tokens, "last", normalize=False):
+                yield None if found is None else head.scores(found)
+
+        found: np.ndarray = await self._worker.answer_async(steps)
+        return found
+
     def hidden_states(self, texts: Any, names: Sequence[str]) -> Any:
         """The outputs of layers for every token, as heads and other drafters read them. The slots used forget their texts.
 

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from augury.errors import AuguryError
 from augury.options import similar
-from augury.plugins.server import anthropic, health
+from augury.plugins.server import anthropic, health, rerank
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.foreign_fields import FOREIGN_NAMES, shown
@@ -40,7 +40,16 @@ from augury.plugins.server.page.routes import add_docs, add_page
 from augury.plugins.server.server import ServerOptions
 
 _ROUTERS = (
-    *(anthropic.router, health.router, models.router, chat.router, completions.router, embeddings.router, responses.router),
+    *(
+        anthropic.router,
+        health.router,
+        rerank.router,
+        models.router,
+        chat.router,
+        completions.router,
+        embeddings.router,
+        responses.router,
+    ),
     *(completion.router, embedding.router, infill.router, props.router, slots.router, tokenize.router),
     *(ollama_chat.router, ollama_embed.router, ollama_generate.router, ollama_models.router),
 )

@@ -273,6 +273,12 @@ async def embed(
     return list(await _unless_left(server, http, server.engine.aembed(texts, pooling=pooling, normalize=normalize)))
 
 
+async def rank(server: Server, http: Request, texts: Sequence[Sequence[int]]) -> list[float]:
+    """Scores of a model with a rank head; see `Engine.arank` and `embed`."""
+    found: list[float] = (await _unless_left(server, http, server.engine.arank(texts))).tolist()
+    return found
+
+
 async def score(server: Server, http: Request, texts: Sequence[Any], n_top: int) -> list[list[PromptToken]]:
     """Log-probabilities of texts' own tokens; see `Engine.score` and `embed`."""
     return list(await _unless_left(server, http, server.engine.ascore(list(texts), logprobs=n_top)))

@@ -207,12 +207,12 @@ def parted(path: Path) -> tuple[Path, Path]:
         own |= {key: value[:n] for key, value in file.metadata.items() if np.shape(value) == (n + n_mtp,)}
         own = {key if "." in key else f"{file.architecture}.{key}": value for key, value in own.items()}
         return tuple(
-            models.written(f"{path.stem}-{kind}", functools.partial(_write, file, names, changes))
+            models.written(f"{path.stem}-{kind}", functools.partial(write_tensors, file, names, changes))
             for kind, names, changes in (("model", of_model, own), ("mtp", alone, {}))
         )
 
 
-def _write(file: ModelFile, names: set[str], changes: dict[str, object], path: Path) -> None:
+def write_tensors(file: ModelFile, names: set[str], changes: dict[str, object], path: Path) -> None:
     """Write some tensors, float32, of a file, and its metadata with changes."""
     with gguf_file(path, file.architecture) as writer:
         for key, value in {**file.metadata, **changes}.items():

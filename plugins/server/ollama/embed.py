@@ -10,11 +10,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from augury.plugins.server.errors import RequestError
 from augury.plugins.server.generation import check_texts, embed, pooling_of
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.ollama.fields import Clock, ModelRequest, Options, Serving
+from augury.plugins.server.openai.embeddings import check_dimensions, shortened
 from augury.plugins.server.server import Server
 
 router = api_router(ignores_type=True)
@@ -42,11 +42,8 @@ async def embed_texts(body: EmbedRequest, http: Request, server: Serving) -> Res
     clock, model = Clock(), body.model
     texts = [body.input] if isinstance(body.input, str) else body.input
     found, n_tokens = await _embedded(server, http, texts, is_cut=body.truncate, normalize=True)
-    n_embd = server.engine.info.n_embd
-    if body.dimensions is not None and body.dimensions > n_embd:
-        message = f"dimensions is {body.dimensions}, this model's embeddings have {n_embd}"
-        raise RequestError(400, message, param="dimensions")
-    vectors = (_first(each, body.dimensions) for each in found)
+    check_dimensions(server, body.dimensions)
+    vectors = (shortened(each, body.dimensions).tolist() for each in found)
     used = clock.durations() | {"prompt_eval_count": n_tokens}
     return long_answer(pieces_of({"model": model, "embeddings": vectors, **used}))
 
@@ -74,11 +71,3 @@ def _tokens(server: Server, text: str, *, is_cut: bool) -> list[int]:
     n_most = None if is_cut else n_ctx
     found = mixed_tokens(text, tokenizer, add_special=True, parse_special=False, n_most=n_most)
     return found[:n_ctx] if is_cut else found
-
-
-def _first(vector: np.ndarray, n: int | None) -> list[float]:
-    """The first n components, as a vector of length 1."""
-    part = vector[:n].astype(np.float64)
-    length = np.linalg.norm(part)
-    found: list[float] = (part if n is None or length == 0 else part / length).tolist()
-    return found

@@ -6,6 +6,7 @@ from base64 import b64encode
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 from anyio import to_thread
 from pydantic import Field
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.generation import embed, pooling_of
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
-from augury.plugins.server.server import Serving
+from augury.plugins.server.server import Server, Serving
 
 router = api_router()
 
@@ -26,7 +27,7 @@ class EmbeddingRequest(RequestFields):
 
     input: str | list[str] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=1, description="the model's own number, if any")
+    dimensions: int | None = Field(None, ge=1, description="so many of the first components, scaled again")
     pooling: Literal["mean", "last", "cls"] | None = Field(
         None, description="of the tokens; by default as the server's flag or the model's file says"
     )
@@ -36,18 +37,32 @@ class EmbeddingRequest(RequestFields):
 @router.post("/v1/embeddings", response_model=dict[str, Any])
 async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> Response:
     """Embed texts."""
-    n_embd = server.engine.info.n_embd
     pooling = pooling_of(server, body.pooling, "set pooling to mean, last or cls, or use /embedding")
-    if body.dimensions not in {None, n_embd}:
-        raise RequestError(400, f"dimensions is {body.dimensions}, this model's embeddings have {n_embd}", param="dimensions")
+    check_dimensions(server, body.dimensions)
     is_several = isinstance(body.input, list) and bool(body.input) and not isinstance(body.input[0], int)
     inputs = body.input if is_several else [body.input]
     tokens = partial(mixed_tokens, tokenizer=server.engine.tokenizer, add_special=True, n_most=server.engine.config["n_ctx"])
     ids = await to_thread.run_sync(lambda: [tokens(each) for each in inputs])
-    found = await embed(server, http, ids, pooling=pooling, normalize=body.normalize)
+    whole = await embed(server, http, ids, pooling=pooling, normalize=body.normalize)
+    found = (shortened(each, body.dimensions, is_scaled=body.normalize) for each in whole)
     n_tokens = sum(map(len, ids))
     is_base64 = body.encoding_format == "base64"
     vectors = (b64encode(each.astype("<f4").tobytes()).decode() if is_base64 else each.tolist() for each in found)
     data = ({"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(vectors))
     used = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return long_answer(pieces_of({"object": "list", "data": data, "model": server.options.names[0], "usage": used}))
+
+
+def check_dimensions(server: Server, n: int | None) -> None:
+    """Raises RequestError where the model's embeddings have fewer components than that."""
+    if n is not None and n > (n_embd := server.engine.info.n_embd):
+        raise RequestError(400, f"dimensions is {n}, this model's embeddings have {n_embd}", param="dimensions")
+
+
+def shortened(vector: np.ndarray, n: int | None, *, is_scaled: bool = True) -> np.ndarray:
+    """The first n components of a vector, scaled to length 1 again unless the whole is not."""
+    if n is None:
+        return vector
+    part = vector[:n].astype(np.float64)
+    length = np.linalg.norm(part)
+    return part / length if is_scaled and length > 0 else part

@@ -37,10 +37,18 @@ def test_poolings_differ_and_lengths_may_be_kept(ai, vectors):
     assert abs(np.linalg.norm(last) - 1) > 0.1
 
 
+def test_fewer_dimensions_are_the_first_ones_scaled_again(ai, vectors):
+    found = ai.embeddings.create(model="smollm2", input=TEXTS[0], dimensions=10, encoding_format="base64", extra_body=MEAN)
+    first = np.frombuffer(base64.b64decode(found.data[0].embedding), "<f4")
+    whole = ai.embeddings.create(model="smollm2", input=TEXTS[0], dimensions=10, extra_body={**MEAN, "normalize": False})
+    assert np.allclose(first, vectors[0][:10] / np.linalg.norm(vectors[0][:10]), atol=1e-6)
+    assert np.allclose(first, np.array(whole.data[0].embedding) / np.linalg.norm(whole.data[0].embedding), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"dimensions": 10}, "this model's embeddings have 576"),
+        ({"dimensions": 577}, "this model's embeddings have 576"),
         ({"input": []}, "prompt is empty"),
         ({"input": "a b " * 600}, "a sequence can use 512"),
         ({"extra_body": {"pooling": "max"}}, "pooling"),
