@@ -9,17 +9,15 @@ nothing else that may follow there begins with one of them: then the longest is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 
-from attrs import define, evolve
+from attrs import define
 
 from augury.errors import OptionError
 from augury.plugins.constraints.gbnf import Alternatives, Characters, Node, Ranges, Reference, Repetition, Sequence
 from augury.plugins.constraints.guided import NO_FORCING
+from augury.plugins.constraints.loops import Loops, has_end, is_empty, least, without_recursion_at_ends
 
-# Times that a character is written out, such as those of "\\\\u" [0-9a-f]{4}: a place follows itself in a repetition.
-_N_UNROLLED = 16
 _DEPTH = 1500  # the library follows references on the stack, which a chain of rules may overflow
 _N_NODES = 1500  # of a grammar whose repeated characters are looked at: C's has 700
 _N_STEPS = 300_000  # pairs of positions that are looked at: a second at most; a more ambiguous grammar keeps its characters
@@ -35,20 +33,21 @@ def to_lark(rules: Mapping[str, Node]) -> str:
         raise OptionError(
             f"{len(rules)} rules nest {depth} levels together, expected {_DEPTH} at most; make the grammar smaller"
         )
-    empty = _least(rules, _is_empty)
-    begun = _least(rules, lambda node, known: _begins(node, known, empty))
+    empty = least(rules, is_empty)
+    begun = least(rules, lambda node, known: _begins(node, known, empty))
     if (name := next((name for name in rules if name not in empty | begun), None)) is not None:
         raise OptionError(
             f"rule {name!r} fits no text, because it needs itself first; give it an alternative that begins otherwise"
         )
-    if len(_least(rules, _is_regular)) == len(rules):
+    rules = without_recursion_at_ends(rules)
+    if len(least(rules, _is_regular)) == len(rules):
         names = {name: f"R{i}" for i, name in enumerate(rules)}
         return _lines(names, rules, set())
-    loops = _Loops(rules)
+    loops = Loops(rules)
     prepared = {name: loops.prepared(node) for name, node in rules.items()}
     names = {name: f"r{i}" for i, name in enumerate(rules)}
     lines = _lines(names, prepared, _lonely(prepared))
-    do_end = len(_least(rules, _ends)) == len(rules)
+    do_end = len(least(rules, has_end)) == len(rules)
     return lines if do_end else f"{NO_FORCING}\n{lines}"  # the library would force endless text on and on
 
 
@@ -66,14 +65,6 @@ def _depth(node: Node) -> int:
     return 1
 
 
-def _least(rules: Mapping[str, Node], holds: Callable[[Node, set[str]], bool]) -> set[str]:
-    """The rules of which something holds, given those of which it holds."""
-    known, order = set[str](), [*rules]
-    while found := [name for name in order if name not in known and holds(rules[name], known) and not known.add(name)]:  # type: ignore[func-returns-value]
-        order = [name for name in reversed(order) if name not in found]
-    return known
-
-
 def _is_regular(node: Node, known: set[str]) -> bool:
     """Whether a regular expression says the same as a node: it has no tokens, and no rule that needs itself."""
     match node:
@@ -85,24 +76,6 @@ def _is_regular(node: Node, known: set[str]) -> bool:
             return all(_is_regular(part, known) for part in parts)
         case Repetition(part):
             return _is_regular(part, known)
-
-
-def _has_text(node: Node, known: set[str], *, is_character: bool) -> bool:
-    """Whether a node has a text of given parts: rules, and characters or none."""
-    match node:
-        case Reference(name):
-            return name in known
-        case Sequence(parts):
-            return all(_has_text(part, known, is_character=is_character) for part in parts)
-        case Alternatives(options):
-            return any(_has_text(option, known, is_character=is_character) for option in options)
-        case Repetition(part, least):
-            return least == 0 or _has_text(part, known, is_character=is_character)
-    return is_character
-
-
-_is_empty = partial(_has_text, is_character=False)  # whether a node may be the empty text
-_ends = partial(_has_text, is_character=True)  # whether a node has a text with an end
 
 
 def _begins(node: Node, known: set[str], empty: set[str]) -> bool:
@@ -123,7 +96,7 @@ def _until_full(parts: Iterable[Node], empty: set[str]) -> Iterator[Node]:
     """The first parts, as far as all before them may be empty."""
     for part in parts:
         yield part
-        if not _is_empty(part, empty):
+        if not is_empty(part, empty):
             return
 
 
@@ -138,72 +111,6 @@ def _lonely(rules: Mapping[str, Node]) -> set[Characters]:
             case Repetition(part):
                 waiting.append(part)
     return set() if waiting else _Positions(rules).lonely()
-
-
-class _Loops:
-    """Joins the characters among the alternatives of each repetition without an end."""
-
-    def __init__(self, rules: Mapping[str, Node]) -> None:
-        self._rules = rules
-        self._simple = {name for name, node in rules.items() if self._is_simple(node)}
-
-    def prepared(self, node: Node) -> Node:
-        """A tree of the same meaning, of which no node is another's."""
-        match node:
-            case Sequence(parts):
-                return Sequence(tuple(map(self.prepared, parts)))
-            case Alternatives(options):
-                return Alternatives(tuple(map(self.prepared, options)))
-            case Repetition(part, least, None) if least <= 1:
-                return evolve(node, part=self._joined(part))
-            case Repetition(part, least, most) if 0 < least <= _N_UNROLLED and _is_text(self._resolved(part)):
-                rest = Repetition(part, 0, None if most is None else most - least)
-                return Sequence((*(self.prepared(part) for _ in range(least)), self.prepared(rest)))
-            case Repetition(part):
-                return evolve(node, part=self.prepared(part))
-        return evolve(self._resolved(node))
-
-    def _joined(self, part: Node) -> Node:
-        """What is repeated without an end, with its characters as one alternative."""
-        options = tuple(self._options(part))
-        ranges = [each for option in options if isinstance(option, Characters) and _is_text(option) for each in option.ranges]
-        if not ranges:
-            return self.prepared(part)
-        loop = Characters(tuple(sorted(ranges)), repeats=True)
-        others = [self.prepared(option) for option in options if not _is_text(option)]
-        return Alternatives((loop, *others)) if others else loop
-
-    def _resolved(self, node: Node) -> Node:
-        """What a node is: for a rule of one character that character."""
-        if isinstance(node, Reference) and isinstance(found := self._rules[node.name], Characters):
-            return found
-        return node
-
-    def _is_simple(self, node: Node) -> bool:
-        """Whether a node refers to no rules but those of one character."""
-        match self._resolved(node):
-            case Reference():
-                return False
-            case Sequence(parts) | Alternatives(parts):
-                return all(map(self._is_simple, parts))
-            case Repetition(part):
-                return self._is_simple(part)
-        return True
-
-    def _options(self, node: Node) -> Iterator[Node]:
-        """The alternatives that a node is, those of simple rules included."""
-        match self._resolved(node):
-            case Alternatives(options):
-                for option in options:
-                    yield from self._options(option)
-            case Reference(name) if name in self._simple:
-                yield from self._options(self._rules[name])
-            case found:
-                yield found
-
-
-def _is_text(node: Node) -> bool:
-    return isinstance(node, Characters) and node.token is None
 
 
 @define(eq=False)

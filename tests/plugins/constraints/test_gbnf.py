@@ -122,9 +122,35 @@ def test_errors_of_lark_name_lines_of_the_user_with_vocabularies_that_cannot_spe
 
 def test_a_text_that_can_be_read_in_very_many_ways_is_an_error_that_says_so(monkeypatch):
     monkeypatch.setattr(guided, "_N_ITEMS", 100)
-    constraint = Grammar(GrammarOptions('root ::= (item | item item)* | "(" root ")"\nitem ::= [a-z]*'), SESSION)
+    constraint = Grammar(GrammarOptions('root ::= item{9} | "(" root ")"\nitem ::= [a-z]*'), SESSION)
     with pytest.raises(UnsupportedError, match=r"^this text can be read in too many ways by the grammar; write it with"):
         constraint.allowed()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('root ::= e\ne ::= e "+" e | e "*" e | "-" e | e "!" | "1" | "(" e ")"', "-1+(1*1!)*1+" * 200 + "1"),
+        ('root ::= e\ne ::= binary | "1" | "(" e ")"\nbinary ::= e ("+" | "-") e', "1+" * 1200 + "1"),
+        ('root ::= e\ne ::= e e | "1" | "(" e ")"', "1" * 2400),
+        ('root ::= "[" list "]" | "(" root ")"\nlist ::= [a-z] ("," list)?', "[" + "a," * 1200 + "a]"),
+        ('root ::= item rest | "(" root ")"\nrest ::= "," root | ""\nitem ::= [a-z]', "a," * 1200 + "a"),
+        ('root ::= "(" root ")" | ws "1"\nws ::= ([ \\t\\n] ws)?', " " * 2400 + "1"),
+        ('root ::= s | "(" root ")"\ns ::= ws s ws | "x"\nws ::= [ ]*', " " * 1200 + "x" + " " * 1200),
+        ('root ::= (x | x x)* | "(" root ")"\nx ::= [a-z]*', "a" * 2400),
+        ('root ::= n\nn ::= n n | "(" n ")" | [a-z] | ""', "a" * 2400),
+    ],
+)
+def test_long_texts_of_rules_that_end_with_themselves_cost_no_more_than_short_ones(grammar, text):
+    assert fitting(grammar, [text]) == [text]  # an item for each letter before would be more than the library has room for
+    constraint = Grammar(GrammarOptions(grammar), SESSION)
+    assert constraint.n_allowed([BYTES[bytes([byte])] for byte in text.encode()]) == len(text)
+
+
+@pytest.mark.parametrize("n", [40, 700])
+def test_an_automaton_written_as_rules_takes_no_longer_to_read_than_its_size_allows(n):
+    states = (f'r{i} ::= "a" r{i + 1} | "b" r{i + 1}' if n == 40 else f"r{i} ::= r{i + 1}" for i in range(n))
+    assert fitting("root ::= r0\n" + "\n".join(states) + f'\nr{n} ::= "a" | "c" root', ["a" * (41 if n == 40 else 1)])
 
 
 def test_the_end_follows_only_where_the_grammar_ends():
@@ -176,7 +202,14 @@ NODES = st.recursive(
 )
 
 
-@given(st.fixed_dictionaries(dict.fromkeys(NAMES, NODES)))
+RULE, TEXT = ("rule", "A-b"), st.sampled_from([("one", "a"), ("one", "é"), ("all",), ("times", ("one", "]"), 0, None)])
+ENDS = st.sampled_from([(), (RULE,), (("rule", "root"),), (("times", RULE, 0, 1),)])
+MIDDLES = st.lists(st.one_of(TEXT, st.just(RULE), st.just(("rule", "start"))), max_size=2)
+AT_ENDS = st.builds(lambda before, parts, after: ("all", *before, *parts, *after), ENDS, MIDDLES, ENDS)
+RECURSIVE = st.lists(AT_ENDS, min_size=1, max_size=4).map(lambda options: ("either", *options))
+
+
+@given(st.one_of(*(st.fixed_dictionaries(dict.fromkeys(NAMES, nodes)) for nodes in (NODES, RECURSIVE))))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_random_grammars_allow_what_they_describe(rules):
     grammar = "\n".join(f"{name} ::= {gbnf.written(node)}" for name, node in rules.items())
