@@ -16,7 +16,7 @@ from attrs import define
 from augury.errors import OptionError
 from augury.plugins.constraints.gbnf import Alternatives, Characters, Node, Ranges, Reference, Repetition, Sequence
 from augury.plugins.constraints.guided import NO_FORCING
-from augury.plugins.constraints.loops import Loops, has_end, is_empty, least, without_recursion_at_ends
+from augury.plugins.constraints.loops import Loops, has_end, is_empty, least, size, without_recursion_at_ends
 
 _DEPTH = 1500  # the library follows references on the stack, which a chain of rules may overflow
 _N_NODES = 1500  # of a grammar whose repeated characters are looked at: C's has 700
@@ -102,15 +102,7 @@ def _until_full(parts: Iterable[Node], empty: set[str]) -> Iterator[Node]:
 
 def _lonely(rules: Mapping[str, Node]) -> set[Characters]:
     """The repeated characters that one terminal may take; none of a large grammar, for which finding them takes too long."""
-    waiting, n_nodes = [*rules.values()], 0
-    while waiting and n_nodes <= _N_NODES:
-        n_nodes += 1
-        match waiting.pop():
-            case Sequence(parts) | Alternatives(parts):
-                waiting += parts
-            case Repetition(part):
-                waiting.append(part)
-    return set() if waiting else _Positions(rules).lonely()
+    return _Positions(rules).lonely() if sum(map(size, rules.values())) <= _N_NODES else set()
 
 
 @define(eq=False)

@@ -18,8 +18,19 @@ from augury.plugins.constraints.gbnf import Alternatives, Characters, Node, Refe
 # Times that a character is written out, such as those of "\\\\u" [0-9a-f]{4}: a place follows itself in a repetition.
 _N_UNROLLED = 16
 _N_OPTIONS = 40  # of a rule, with those of the rules that end it: an automaton written as rules may have 2**n
+_N_MORE = 100  # nodes of a rule without recursion than twice those with it: many rules that end with each other grow fast
 
 Rules = Mapping[str, Node]
+
+
+def size(node: Node) -> int:
+    """The number of a tree's nodes."""
+    match node:
+        case Sequence(parts) | Alternatives(parts):
+            return 1 + sum(map(size, parts))
+        case Repetition(part):
+            return 1 + size(part)
+    return 1
 
 
 def least(rules: Rules, holds: Callable[[Node, set[str]], bool]) -> set[str]:
@@ -58,7 +69,8 @@ def without_recursion_at_ends(rules: Rules) -> dict[str, Node]:
         options = list(islice(_told_apart(found[name], name, found, _leading_to(name, users)), _N_OPTIONS + 1))
         if len(options) > _N_OPTIONS:
             continue
-        if looped := _looped(name, [half for option in options for half in _halves(option, name, empty)]):
+        looped = _looped(name, [half for option in options for half in _halves(option, name, empty)])
+        if looped and sum(map(size, looped.values())) <= 2 * size(found[name]) + _N_MORE:
             found |= looped
             users = _users(found)
     return found

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from itertools import permutations
-from math import perm
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, permutations
+from math import inf, perm
 from typing import Any
 
 from augury.errors import OptionError
@@ -47,7 +47,13 @@ _NAME_FORMATS = {
     "uuid": r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
 }  # which names of properties may have
 _OF_ANY_NAME = {"$comment", "default", "description", "examples", "title", "type"}  # keywords that say nothing of a name
-_ONE_CLASS = re.compile(r"\^(\[[^\]]+\]|\\[dws])([*+])\$")  # whose length can be counted
+_PART = re.compile(  # of a regular expression whose length can be counted: a letter or a class, and how often
+    r"(\[\^?\]?(?:\\.|[^\[\]\\])*\]|\\[dwsDWS]|\\[^A-Za-z0-9]|[^\\\[\](){}*+?^$|])(?:([*+?])|\{(\d+)(,?)(\d*)\})?"
+)
+_Part = tuple[str, float, float]  # a letter of a pattern, and how often it stands there at least and at most
+_ANYTHING: _Part = ("(?s:.)", 0, inf)
+_OFTEN = {"*": (0, inf), "+": (1, inf), "?": (0, 1)}
+_N_LENGTHS = 300  # ways of sharing a length among the parts of a pattern
 _BESIDE = {"else": "if", "maxContains": "contains", "minContains": "contains", "then": "if"}
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
@@ -153,15 +159,49 @@ def _fitting(properties: Mapping[str, Any], pattern: str | None) -> dict[str, An
 
 
 def _name_pattern(names: Mapping[str, Any]) -> str | None:
-    """The regular expression of names of properties; None if none says it, as of most patterns beside a length."""
+    """The regular expression of names of properties; None if none says it, as of patterns with groups beside a length."""
     pattern = names.get("pattern", _NAME_FORMATS.get(_SAME.get(form := str(names.get("format")), form)))
-    least, most = names.get("minLength", 0), names.get("maxLength", "")
     if names.keys().isdisjoint({"minLength", "maxLength"}):
         return pattern if isinstance(pattern, str) else None
-    if pattern is None:
-        return f"^(?s:.{{{least},{most}}})$"
-    alike = _ONE_CLASS.fullmatch(str(pattern))
-    return None if alike is None else f"^{alike[1]}{{{least or int(alike[2] == '+')},{most}}}$"
+    parts = [_ANYTHING] if pattern is None else _parts(str(pattern))
+    least, most = names.get("minLength", 0), names.get("maxLength", inf)
+    found = None if parts is None else list(islice(_of_length(parts, least, most), _N_LENGTHS + 1))
+    return f"^({'|'.join(found)})$" if found and len(found) <= _N_LENGTHS else None
+
+
+def _parts(pattern: str) -> list[_Part] | None:
+    """The parts of a pattern one after another; None if it has groups or alternatives."""
+    inner = pattern.removeprefix("^").removesuffix("$")
+    found = list(_PART.finditer(inner))
+    if sum(len(each[0]) for each in found) < len(inner) or pattern.endswith("\\$"):
+        return None
+    parts = [] if pattern.startswith("^") else [_ANYTHING]
+    for each in found:
+        letter, often, least, comma, most = each.groups()
+        counted = (int(least or 1), int(most or least or 1) if most or not comma else inf)
+        parts.append((letter, *(_OFTEN[often] if often else counted)))
+    return parts if pattern.endswith("$") else [*parts, _ANYTHING]
+
+
+def _of_length(parts: Sequence[_Part], least: float, most: float) -> Iterator[str]:
+    """The regular expressions, one of which each text of so many letters fits that the parts describe."""
+    if not parts:
+        yield from ("",) if least <= 0 else ()
+        return
+    (letter, low, high), *rest = parts
+    shortest, longest = sum(each for _, each, _ in rest), sum(each for _, _, each in rest)
+    low, high = max(low, least - longest), min(high, most - shortest)
+    if shortest == longest and (least := max(low, least - shortest)) <= high:
+        yield "".join(f"{each}{_times(n, m)}" for each, n, m in ((letter, least, high), *rest))
+        return
+    last = max(low, least - shortest) if most == inf else high  # from which on the rest may have any length
+    for n in range(int(low), int(min(last, high)) + 1):
+        times = _times(n, high if n == last and most == inf else n)
+        yield from (f"{letter}{times}{end}" for end in _of_length(rest, max(least - n, 0), most - n))
+
+
+def _times(least: float, most: float) -> str:
+    return f"{{{least},{'' if most == inf else most}}}"
 
 
 def _value(keyword: str, value: Any, root: Mapping[str, Any]) -> Any:

@@ -9,13 +9,17 @@ from typing import Any
 
 from attrs import Factory, define, evolve
 
-from augury.errors import OptionError
 from augury.plugins.constraints.schema import resolved
 from augury.plugins.server.tools.format import KEY, PYTHON, TYPE, Keys, flexible
 from augury.plugins.server.tools.notation import TYPES, Pieces, Source, escaped, typed, types, value
 
 _N_FREE = 64  # arguments of a function that names none, and items of an array that does not tell
 _ANY = "(?s:.*)"
+_ESCAPES = {"\\": r"\\\\", "\n": r"\\n", "\r": r"\\r", "\t": r"\\t"}  # of Python's strings, as regular expressions
+_ATOM = re.compile(  # one letter of a regular expression, or what is none
+    r"\(\?(?:P?<\w+>|[a-zA-Z-]*:?)|\{[\d,]+\}|[()|*+?^$]|"
+    r"(?P<atom>\[\^?\]?(?:\\.|[^\]\\])*\]|\\(?:[pP]\{\w+\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|[^()|*+?^$])"
+)
 
 
 def arguments(
@@ -180,7 +184,7 @@ class ArgumentRules:
         root: The schema of all of them, an object.
         name: The prefix of the rules' names.
         literal: Writes a text as a part of a rule.
-        until: Writes a rule, of a name, of text that fits a regular expression up to the first of an end, that included.
+        until: Writes a rule, of a name, of text that fits regular expressions up to the first of an end, that included.
         as_json: Writes a schema as a part of a rule.
         rules: The rules so far.
     """
@@ -189,7 +193,7 @@ class ArgumentRules:
     root: Mapping[str, Any]
     name: str
     literal: Callable[[str], str]
-    until: Callable[[str, str, str], str]
+    until: Callable[[str, Sequence[str], str], str]
     as_json: Callable[[Mapping[str, Any]], str]
     rules: list[str] = Factory(list)
     _nested: dict[str, str] = Factory(dict)  # the rules of objects and arrays, by what they are of: schemas may be recursive
@@ -232,7 +236,7 @@ class ArgumentRules:
         is_told, is_free = keys.before_text != keys.before_value or keys.is_literal, False
         for i, (each, allowed) in enumerate(zip(alternatives, kinds, strict=True)):
             if "string" in allowed:
-                is_free |= not each.keys() & {"enum", "const"} and _expression(each) == _ANY
+                is_free |= not each.keys() & {"enum", "const"} and _expressions(each) == [_ANY]
                 yield from self._strings(f"{name}_text_{i}", key, each, keys)
         after = self.literal(keys.after_value.replace(KEY, key))
         for each, allowed in zip(alternatives, kinds, strict=True):
@@ -256,11 +260,11 @@ class ArgumentRules:
             self.rules.append(f"{name.upper()}: {_in_python(schema)}")
             yield f"{before} {name.upper()} {after}"
         else:
-            expression = _expression(schema)
+            expressions = _expressions(schema)
             for i, (opening, closing) in enumerate(keys.quotes):
-                if i and expression == _ANY:
-                    expression = f"([^{keys.quotes[0][0][0]}]{_ANY})?"
-                self.rules.append(self.until(f"{name}_{i}", expression, closing + end))
+                if i and expressions == [_ANY]:
+                    expressions = [f"([^{keys.quotes[0][0][0]}]{_ANY})?"]
+                self.rules.append(self.until(f"{name}_{i}", expressions, closing + end))
                 yield f"{before} {self.literal(opening)} {name}_{i}"
 
     def _others(self, schema: Mapping[str, Any], kinds: Sequence[str], keys: Keys) -> list[str]:
@@ -325,22 +329,48 @@ def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
     return found if isinstance(found, list) else None
 
 
-def _expression(schema: Mapping[str, Any]) -> str:
-    """The regular expression of a string of a schema."""
+def _expressions(schema: Mapping[str, Any]) -> list[str]:
+    """The regular expressions of a string of a schema, all of which it fits."""
     pattern, least, most = schema.get("pattern"), schema.get("minLength", 0), schema.get("maxLength", "")
+    found = [f"(?s:.{{{least},{most}}})"] if least or most else []
     if isinstance(pattern, str):
-        if least or most:
-            told = "a pattern beside a length cannot be kept where the model does not write strings as JSON"
-            raise OptionError(f"{told}; leave out one of them")
         start = "" if pattern.startswith("^") else _ANY
         end = "" if pattern.endswith("$") else _ANY
-        return f"{start}({pattern.removeprefix('^').removesuffix('$')}){end}"
-    return f"(?s:.{{{least},{most}}})" if least or most else _ANY
+        found.append(f"{start}({pattern.removeprefix('^').removesuffix('$')}){end}")
+    return found or [_ANY]
 
 
 def _in_python(schema: Mapping[str, Any]) -> str:
-    """The terminal of a string of a schema, as Python's `repr` writes it: a pattern allows no escapes."""
-    if isinstance(schema.get("pattern"), str):
-        return f"/'{_expression(schema).replace('/', chr(92) + '/')}'/ & /'[^'\\\\\\n]*'/"
+    """The terminal of a string of a schema, as Python's `repr` writes it."""
     n = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
-    return rf"/'([^'\\\n]|\\['\\nrt]){n}'/ | (/\"([^\"\\\n]|\\[\\nrt]){n}\"/ & /.*'.*/)"
+    found = []
+    for quote, escapes in (("'", {**_ESCAPES, "'": r"\\'"}), ('"', _ESCAPES)):
+        one = rf"([^{quote}\\\n]|{'|'.join(escapes.values())})"
+        texts = [one + n]
+        if isinstance(schema.get("pattern"), str):
+            (expression,) = _expressions({"pattern": schema["pattern"]})
+            parts = [_escaped(part, escapes) for part in expression.split(_ANY)]
+            texts.append(f"{one}*".join(parts).replace("/", r"\/"))
+        found.append(" & ".join(f"/{quote}{text}{quote}/" for text in texts))
+    return f"({found[0]}) | ({found[1]} & /.*'.*/)"
+
+
+def _escaped(expression: str, escapes: Mapping[str, str]) -> str:
+    """A regular expression of the texts of another, in which some letters are written by escapes."""
+
+    def written(found: re.Match[str]) -> str:
+        atom = found["atom"] or ""
+        own = [escape for letter, escape in escapes.items() if _fits(atom, letter)]
+        inner = r"[^\n]" if atom == "." else atom
+        rest = [rf"[{inner}&&[^{''.join(repr(each)[1:-1] for each in escapes)}]]"] if inner[-1:] in [*"sSWD]"] else []
+        return f"(?:{'|'.join(rest + own)})" if own else found[0]
+
+    return _ATOM.sub(written, expression)
+
+
+def _fits(atom: str, letter: str) -> bool:
+    """Whether a part of a regular expression is a letter; one that only the library can read is taken for others."""
+    try:
+        return re.fullmatch(atom, letter) is not None
+    except re.error:
+        return False

@@ -138,19 +138,18 @@ class AnswerGrammar:
 
     def _until(self, name: str, end: str) -> str:
         """A rule of a text up to its first `end`, that included."""
-        return self._up_to(name, "(?s:.*)", end)
+        return self._up_to(name, ["(?s:.*)"], end)
 
-    def _up_to(self, name: str, expression: str, end: str) -> str:
-        """The same of a text that fits a regular expression."""
+    def _up_to(self, name: str, expressions: Sequence[str], end: str) -> str:
+        """The same of a text that fits regular expressions."""
         if KEY in end:
             mark, _, rest = end.partition(KEY)
-            return f"{self._up_to(f'{name}_part', expression, mark)}\n{name}: {name}_part {self._literal(KEY + rest)}"
-        expression = expression.replace("/", r"\/")
+            return f"{self._up_to(f'{name}_part', expressions, mark)}\n{name}: {name}_part {self._literal(KEY + rest)}"
         control = [self.tokenizer.text(token) for token in control_tokens(self.tokenizer, end)] if self.tokenizer else []
         if not control:
-            return f"{name}[lazy]: /{expression}{_escaped(end)}/"
+            return f"{name}[lazy]: {_all_fit(expressions, end)}"
         at = min(end.find(mark) for mark in control)
-        return f"{name}: /{expression}{_escaped(end[:at])}/ {self._literal(end[at:])}"
+        return f"{name}: {_all_fit(expressions, end[:at])} {self._literal(end[at:])}"
 
     def _literal(self, text: str) -> str:
         """A text in a grammar; control tokens in it are named by their ids, and placeholders may be anything of their kind."""
@@ -168,6 +167,11 @@ def control_tokens(tokenizer: Tokenizer | None, text: str) -> dict[int, str]:
         return {}
     ids = tokenizer.encode(text, add_special=False, parse_special=True)
     return {token: tokenizer.text(token) for token in ids if tokenizer.is_special(token)}
+
+
+def _all_fit(expressions: Sequence[str], end: str) -> str:
+    """A terminal of a text that fits regular expressions, and its end."""
+    return " & ".join(f"/{each.replace('/', chr(92) + '/')}{_escaped(end)}/" for each in expressions)
 
 
 def _escaped(text: str) -> str:

@@ -1,7 +1,9 @@
 """Schemas, of which what asks for nothing is no demand."""
 
 import datetime as dt
+import itertools
 import json
+import re
 from decimal import Decimal
 from enum import Enum
 from ipaddress import IPv4Address
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+from hypothesis import given, settings, strategies as st
 from pydantic import UUID4, AnyUrl, BaseModel, Field, SecretStr, TypeAdapter
 from support import vocabularies
 from support.grammar_matching import follows
@@ -104,7 +107,7 @@ def test_what_asks_for_nothing_is_dropped_where_schemas_stand_and_nowhere_else(s
     [
         ({"properties": {"a": {"not": {"const": 1}}}}, r'\["not"\], at #/properties/a/not$'),
         ({"$defs": {"b": {"not": False}}, "items": {"default": {"not": 1}, "not": {}}}, "at #/items/not$"),
-        ({"propertyNames": {"pattern": "ab*", "maxLength": 3}}, r'\["propertyNames"\], at #/propertyNames$'),
+        ({"propertyNames": {"pattern": "^(ab)*$", "maxLength": 3}}, r'\["propertyNames"\], at #/propertyNames$'),
         ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 3}, "there are 2; lower minItems"),
         ({"properties": {"format": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/format/not$'),
         ({"properties": {"default": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/default/not$'),
@@ -133,6 +136,16 @@ def test_a_demand_that_cannot_be_kept_is_an_error_that_says_where(schema, told):
             dict[Annotated[str, Field(pattern="^[a-z]+$", max_length=3)], int],
             ['{"abc": 1}'],
             ['{"": 1}', '{"abcd": 1}', '{"A": 1}'],
+        ),
+        (
+            dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_-]*$", min_length=2, max_length=4)], int],
+            ['{"_a-9": 1}', '{"Ab": 1}'],
+            ['{"a": 1}', '{"9a": 1}', '{"abcde": 1}'],
+        ),
+        (
+            {"type": "object", "propertyNames": {"pattern": "^x-", "maxLength": 4}, "properties": {"x-abc": True, "x-a": True}},
+            ['{"x-ab": 1}', '{"x-": 1}', '{"x-a": 1}'],
+            ['{"x-abc": 1}', '{"a": 1}', '{"x": 1}'],
         ),
         (
             {"propertyNames": {"pattern": "^a"}, "properties": {"ab": {"type": "null"}, "b": True}, "type": "object"},
@@ -165,6 +178,25 @@ def test_sets_and_names_of_properties_are_kept(kind, fitting, others):
     grammar = f"start: %json {json.dumps(demands(schema))}"
     assert [text for text in fitting if not follows(grammar, text)] == []
     assert [text for text in others if follows(grammar, text)] == []
+
+
+PARTS = st.tuples(
+    st.sampled_from(["a", "[ab]", r"[^a\]]", ".", r"\.", r"\d"]), st.sampled_from(["", "*", "+", "?", "{2}", "{1,}", "{0,2}"])
+)
+NAMES = ["".join(name) for n in range(5) for name in itertools.product("ab.1", repeat=n)]
+
+
+@given(
+    st.lists(PARTS, max_size=4), st.sampled_from("^ "), st.sampled_from("$ "), st.integers(0, 4), st.none() | st.integers(0, 4)
+)
+@settings(max_examples=150, derandomize=True)
+def test_a_pattern_of_names_beside_a_length_is_one_pattern(parts, first, last, least, most):
+    pattern = first.strip() + "".join(map("".join, parts)) + last.strip()
+    names = {"pattern": pattern, "minLength": least} | ({} if most is None else {"maxLength": most})
+    most = 4 if most is None else most
+    fitting = [name for name in NAMES if least <= len(name) <= most and re.search(pattern, name)]
+    found = demands({"type": "object", "propertyNames": names}).get("patternProperties")
+    assert [name for name in NAMES if found and re.search(*found, name)] == fitting
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused():

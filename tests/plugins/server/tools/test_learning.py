@@ -211,6 +211,11 @@ def test_no_other_notation_is_forced(learnt, name, own, other):
         ({"enum": ["it's", "b"]}, "it's", ["c"]),
         ({"maxLength": 3}, "a\n'", ["abcd"]),
         ({"pattern": "^a+/$"}, "aa/", ["ab/", "a"]),
+        ({"pattern": "^[^x]+$"}, "it's\n\\ \t\"", ["x", "a'x", ""]),
+        ({"pattern": "^(?:.|\\s){3}$"}, "\\\n'", ["\\\n", "\\\n''"]),
+        ({"pattern": "'"}, "it's\\n", ["its", '"']),
+        ({"pattern": r"^\w+'?\\$"}, "a'\\", ["a'\\\\", "a", "'\\"]),
+        ({"pattern": "^[a-z\\\\]+$", "maxLength": 3}, "a\\b", ["a\\bc", "a\nb"]),
     ],
 )
 def test_strings_within_python_s_lists_fit_their_schema(learnt, more, fitting, others):
@@ -220,6 +225,15 @@ def test_strings_within_python_s_lists_fit_their_schema(learnt, more, fitting, o
         assert follows(grammar, _answer(template, form, ({"path": [fitting, fitting]},)))
         for other in others:
             assert not follows(grammar, _answer(template, form, ({"path": [other]},)))
+
+
+@pytest.mark.parametrize("name", ["qwen-xml", "gemma-4", "seed-oss", "cdata"])
+def test_a_pattern_beside_a_length_is_kept_where_strings_have_no_escapes(learnt, name):
+    template, form = learnt[name]
+    grammar = _forced(form, {"city": {"type": "string", "pattern": "^[a-z]+-?[a-z]*$", "minLength": 3, "maxLength": 5}})
+    assert follows(grammar, _answer(template, form, ({"city": "ab-cd"},)))
+    for other in ("ab", "abcdef", "a1c"):
+        assert not follows(grammar, _answer(template, form, ({"city": other},)))
 
 
 def test_an_argument_that_is_null_is_left_out_where_the_template_leaves_it_out(learnt):
