@@ -155,15 +155,16 @@ def _check_cache_types(reference: str, plan: ModelPlan, options: ModelOptions) -
 def _lack_of_mtp(registry: Registry, file: ModelFile, plan: ModelPlan, device: Backend, *, is_wanted: bool) -> str:
     """Why there are no layers that predict further tokens, and what to do; empty where there are."""
     what = "layers that predict further tokens"
+    drafter = " or ".join(name for name, each in registry.drafters.items() if each.traits.uses_mtp)
     if not plan.mtp and (found := missing_mtp(file)):
-        return f"{file.path}: {found}; give the file of these layers as the draft model (-md), or leave draft-mtp out"
+        return f"{file.path}: {found}; give the file of these layers as the draft model (-md), or leave {drafter} out"
     if not plan.mtp:
-        return f"{file.path}: {what} are not supported in architecture {file.architecture!r}; leave draft-mtp out"
+        return f"{file.path}: {what} are not supported in architecture {file.architecture!r}; leave {drafter} out"
     if device.computes_mtp:
         unasked = f"the {what} were not loaded, as no drafter in use has `uses_mtp`, or names one that has in `wrapped`"
         return "" if is_wanted else f"{file.path}: {unasked}"
     able = " or ".join(sorted(each.name for each in registry.backends.values() if each.computes_mtp))
-    return f"{what} are not computed by backend {device.title}, expected {able or 'another'}; use that, or leave draft-mtp out"
+    return f"{what} are not computed by backend {device.title}, expected {able or 'another'}; use that, or leave {drafter} out"
 
 
 class Shared:

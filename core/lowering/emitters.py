@@ -82,7 +82,7 @@ class Emitters:
         found, name = self._kinds.get(type(operation)) or operation.kernel_for(self.backend), type(operation).__name__
         if found is None:
             raise UnsupportedError(
-                f"block {block} has the operation {name}, which backend {self.backend} does not compute; use backend reference"
+                f"block {block} has the operation {name}, which backend {self.backend} does not compute; use another backend"
             )
         return found
 
@@ -217,7 +217,7 @@ def connection_emitters(plan: ModelPlan, backend: str, own: Mapping[type, Any]) 
     """
     n_streams, outputs = plan.embedding.n_streams, (plan.output, *(each.output for each in plan.mtp))
     if n_streams > 1 and any(output.weight is not None and output.connection is None for output in outputs):
-        raise UnsupportedError("several residual streams, of which the output reads one; use backend reference")
+        raise UnsupportedError("several residual streams, of which the output reads one; use another backend")
     for layer in plan.every_layer:
         odd = [f"{type(block).__name__}.is_parallel" for block in layer.blocks if block.is_parallel]
         odd += [f"{type(block).__name__} without a connection" for block in layer.blocks if block.connection is None]
@@ -226,10 +226,10 @@ def connection_emitters(plan: ModelPlan, backend: str, own: Mapping[type, Any]) 
             odd += [f"{type(block).__name__}.post_norm" for block in layer.blocks if getattr(block, "post_norm", None)]
             odd += ["Router.is_early" for block in layer.blocks if hasattr(block, "router") and block.router.is_early]
         if odd and (n_streams > 1 or any(block.connection for block in layer.blocks)):
-            raise UnsupportedError(f"several residual streams in a layer with {odd[0]}; use backend reference")
+            raise UnsupportedError(f"several residual streams in a layer with {odd[0]}; use another backend")
     kinds = {each: own.get(type(each)) or each.kernel_for(backend) for each in plan.connections}
     if unknown := [type(each).__name__ for each, kind in kinds.items() if kind is None]:
-        raise UnsupportedError(f"connection {unknown[0]}, which backend {backend} does not compute; use backend reference")
+        raise UnsupportedError(f"connection {unknown[0]}, which backend {backend} does not compute; use another backend")
     return {each: kind(each, plan) for each, kind in kinds.items()}
 
 
