@@ -123,9 +123,9 @@ def test_flags_of_conversations_mean_something_else_in_chat(capsys):
 
 
 def test_a_server_takes_what_is_for_servers(capsys):
-    args = parsed("--embedding", "--ui", "--threads-http", "4", "--reasoning-budget", "9", "-rea", "off", command="serve")
+    args = parsed("--embedding", "--reranking", "--ui", "--threads-http", "4", "--reasoning-budget", "9", "-rea", "off", command="serve")
     assert [value for _, value, _ in args.server_flags] == [9, "off"]
-    assert capsys.readouterr().err.count("ignored") == 3
+    assert capsys.readouterr().err.count("ignored") == 4
     with pytest.raises(OptionError, match="--reasoning-format none"):
         parsed("--skip-chat-parsing", command="serve")
     with pytest.raises(OptionError, match="--constraint reasoning-budget:tokens=N"):
