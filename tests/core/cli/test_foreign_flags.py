@@ -123,7 +123,8 @@ def test_flags_of_conversations_mean_something_else_in_chat(capsys):
 
 
 def test_a_server_takes_what_is_for_servers(capsys):
-    args = parsed("--embedding", "--reranking", "--ui", "--threads-http", "4", "--reasoning-budget", "9", "-rea", "off", command="serve")
+    words = "--embedding --reranking --ui --threads-http 4 --reasoning-budget 9 -rea off"
+    args = parsed(*words.split(), command="serve")
     assert [value for _, value, _ in args.server_flags] == [9, "off"]
     assert capsys.readouterr().err.count("ignored") == 4
     with pytest.raises(OptionError, match="--reasoning-format none"):
