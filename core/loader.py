@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve, field
 
 from augury.blocks import Integers
+from augury.devices import CPU
 from augury.engine.context import CheckedContext, EngineContext
 from augury.engine.mtp_states import MtpStates
+from augury.engine.prompt_cache import PromptCache
+from augury.engine.prompt_files import prompt_files
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.models import open_model
 from augury.files.mtp_file import is_mtp_alone, missing_mtp, with_mtp
 from augury.files.quantized import quant_like, quantized
 from augury.guard import guarded
 from augury.log import get_logger
-from augury.memory_limit import lack_of_memory
-from augury.options import Spec, build, check_mapping, options_of, parse_specs
+from augury.memory_limit import lack_of_memory, n_bytes_for_prompts
+from augury.options import Spec, build, check_count, check_mapping, options_of, parse_specs
 from augury.placement import place
 from augury.text.chat_template import ChatTemplate
 from augury.text.tokenizer import Tokenizer, load_tokenizer
@@ -282,7 +285,10 @@ class Loader:
                 CheckedContext if purpose == "draft" else EngineContext,
                 MtpStates(model) if any(part.caches for part in info.heads.values()) else None,
             )
-            self.contexts.append(kind(model, make_manager(model.state_spec, mtp or model), mtp, lack))
+            context = kind(model, make_manager(model.state_spec, mtp or model), mtp, lack)
+            if plan.hidden_of and self.contexts:
+                self.contexts[0].head_models.append(context)
+            self.contexts.append(context)
             self.backends.append(device)
             return self.contexts[-1]
 
@@ -296,6 +302,19 @@ class Loader:
         if quant is not None:
             self._files[str(reference)] = file = quantized(file, quant, self._progress)
         return file
+
+    def keep_prompts(self, cache_ram: int, cache_disk: int | None) -> None:
+        """Give each model a prompt cache. They share what `Engine.load` says as their slots share memory."""
+        n_mib = check_count("cache_ram", cache_ram, -1)
+        n_mib_on_disk = None if cache_disk is None else check_count("cache_disk", cache_disk, 0)
+        n_most = n_bytes_for_prompts(n_mib, sum(line.n_bytes for line in self.memory_table() if line.device == CPU))
+        n_slots_bytes = max(sum(context.memory.n_bytes for context in self.contexts), 1)
+        for context in self.contexts:
+            if n_bytes := n_most * context.memory.n_bytes // n_slots_bytes:
+                identity = f"{context.memory.name}, {context.memory.states.identity}"
+                if context.info.parts["main"].input:
+                    identity += f", of {self.contexts[0].memory.states.identity}"
+                context.prompt_cache = PromptCache(context.memory, n_bytes, prompt_files(identity, n_mib_on_disk))
 
     def load_tokenizer(self, reference: str | Path) -> Tokenizer | None:
         """The tokenizer of a model's file, or None where the file has none that augury can read: token ids work without."""

@@ -13,6 +13,7 @@ TYPE_CHECKING = False  # typing's own would be imported for this alone, at the v
 
 # Messages of the loader of shared libraries and of Python when memory has run out, beside MemoryError and ENOMEM.
 _SIGNS = ("failed to map segment", "cannot allocate memory", "can't start new thread")
+_OF_PROMPTS = 4  # they have that part of the memory at most: models, their slots and others need the rest
 _ADVICE = "ask for less context, fewer slots or threads, or raise the limit (ulimit -v, or the container's)"
 
 
@@ -23,6 +24,13 @@ def n_bytes_of_machine(process: str = "/proc/self") -> int:
         return min((n_bytes, *_limits(process)))
     except (OSError, ValueError):  # no control groups
         return n_bytes
+
+
+def n_bytes_for_prompts(n_mib: int, n_taken: int = 0) -> int:
+    """What kept prompts may take of the machine's memory, if they are to take so many MiB at most; -1: as much as they may."""
+    n_bytes = n_bytes_of_machine()
+    most = min(n_bytes // _OF_PROMPTS, max(n_bytes - n_taken, 0))
+    return most if n_mib < 0 else min(n_mib << 20, most)
 
 
 def _limits(process: str) -> Iterator[int]:

@@ -40,6 +40,7 @@ class ModelInfo:
         hash=False,
     )
     rank_head: RankHead | None = field(default=None, repr=False)  # of a reranker
+    form: str = ""  # see `ModelPlan.form`
 
     @property
     def heads(self) -> dict[str, Part]:
@@ -63,6 +64,7 @@ class ModelInfo:
             has_embedding_head=f"{_HEADS.get(file.architecture)}.weight" in file.tensors,
             parts=plan.parts,
             rank_head=RankHead.of(file, n_embd) if pooling == "rank" else None,
+            form=plan.form,
         )
 
 

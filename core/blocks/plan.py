@@ -110,6 +110,7 @@ class ModelPlan:
     # of a model that drafts for another one: the features that its hidden states are made of, side by side; empty names: zeros
     hidden_of: tuple[str, ...] = ()
     block: DraftBlock | None = None  # of a model that drafts several tokens with one pass
+    form: str = ""  # what `for_context` chose, where slots of other lengths have other states for the same text
 
     @property
     def n_vocab(self) -> int:
@@ -252,19 +253,23 @@ class ModelPlan:
                 f"{self.architecture}: a context of {n_ctx} positions, but the model has learned {positions.n_out}; ask for "
                 "at most that many"
             )
-        chooses = False
+        chooses, forms = False, set[str]()
 
         def fitted(block: Block) -> Block:
             nonlocal chooses
             fitting: Any = _with_rope_for(block, n_ctx)
+            if fitting is not block:
+                forms.add("long" if n_ctx > block.rope.n_ctx_short else "short")  # type: ignore[attr-defined] # it has one
             if (indexer := getattr(fitting, "indexer", None)) is not None:
                 chooses = n_ctx > indexer.reach
+                forms.add("choosing" if chooses else "whole")
                 return fitting if chooses else evolve(fitting, indexer=None)
             if isinstance(fitting, LatentAttention) and fitting.reuses_choice and not chooses:
                 return evolve(fitting, reuses_choice=0)
             return fitting
 
-        return self.with_blocks(fitted)
+        plan = self.with_blocks(fitted)
+        return evolve(plan, form=self.form or " ".join(sorted(forms)))
 
     def cuts(self) -> tuple[int, ...]:
         """Before which layers it can be cut into stages, the number of layers included, which is before the output.

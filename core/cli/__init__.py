@@ -32,6 +32,7 @@ from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.table import align_rows, fold
 from augury.cli.text_file import check_writable, read_text
 from augury.loader import plan_of
+from augury.memory_limit import n_bytes_for_prompts
 
 __all__ = [
     "FIRST_FLAGS",
@@ -62,6 +63,7 @@ __all__ = [
     "load_engine",
     "loaded_model",
     "memory_needed",
+    "n_bytes_for_prompts",
     "names_in_use",
     "override_words",
     "overrides_of",

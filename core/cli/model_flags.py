@@ -31,6 +31,7 @@ from augury.files.models import open_model
 from augury.files.override import Scalar, Untyped, parse_overrides
 from augury.interfaces import Model, Progress
 from augury.loader import Loader, context_size, make_backend, plan_of
+from augury.memory_limit import n_bytes_for_prompts
 from augury.registry import Registry
 from augury.types import CACHE_TYPES, ModelOptions
 
@@ -250,7 +251,7 @@ def load_engine(
 
 
 def memory_needed(args: argparse.Namespace, progress: Progress) -> int:
-    """The bytes of the CPU's memory that the model of the flags will take, by its weights and context; its file is fetched.
+    """The bytes of the CPU's memory that the model of the flags and its prompts will take at most; its file is fetched.
 
     Raises:
         AuguryError: The model cannot be had, or not be computed.
@@ -263,7 +264,7 @@ def memory_needed(args: argparse.Namespace, progress: Progress) -> int:
         found = sum(line.n_bytes for line in backend.memory_needed(file, plan, options) if line.device == CPU)
     if args.model_draft is not None:
         found += open_model(args.model_draft, args.registry, progress).n_bytes
-    return found
+    return found + n_bytes_for_prompts(args.cache_ram, found)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from augury.engine.prompt_cache import PromptCache
 from augury.errors import AuguryError, OptionError
 from augury.interfaces import MemoryManager, Model, Opened
 from augury.passes import Context, Pass, Target
+from augury.slot_states import join_parts, split_parts
 from augury.types import NO_DRAFT, Draft, tokens_array
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -27,6 +29,7 @@ class EngineContext(Context):
         memory: Of its slots.
         mtp: How far its layers that predict further tokens have come; None where it has none.
         lack_of_heads: Why it has none.
+        head_models: Models that draft from its hidden states, in slots of the same numbers, which are saved with its own.
         prompt_cache: Of texts that its slots held; None: there is none.
         is_busy: Whether a pass was begun whose logits are still to be read: another one would write over them.
     """
@@ -36,6 +39,7 @@ class EngineContext(Context):
         self.memory = memory
         self.mtp = mtp
         self.lack_of_heads = lack_of_heads
+        self.head_models: list[EngineContext] = []
         self.prompt_cache: PromptCache | None = None
         self.info = model.info
         self.spec = model.state_spec
@@ -65,8 +69,8 @@ class EngineContext(Context):
             self._last_drafts.pop(opened.slot, None)
             self._unknown.discard(opened.slot)
             self._restored.pop(opened.slot, None)
-            if self.prompt_cache is not None:
-                opened = self.prompt_cache.open(opened, tokens, may_reuse=may_reuse)
+            if self.prompt_cache is not None and may_reuse:
+                opened = self.prompt_cache.open(opened, tokens)
         return opened
 
     def restored(self, slot: int) -> tuple[int, int]:
@@ -85,17 +89,32 @@ class EngineContext(Context):
 
     def end(self, slot: int) -> None:
         self.memory.end(slot)
+        if self.mtp is not None and self.memory.room(slot) == self.spec.n_ctx:  # nothing of it is to be found again
+            for part in self.info.heads:
+                self.mtp.forget(part, slot, 0)
         if self.prompt_cache is not None:
             self.prompt_cache.keep(slot)
 
     def save(self, slot: int) -> bytes:
-        """See `MemoryManager.save`; a pass first repairs a state that has taken in rejected tokens."""
+        """All that a slot holds, and its heads of it; a pass first repairs a state that has taken in rejected tokens."""
         if self.memory.replays_accepted:
             feed = self.prepare(slot, _NO_TOKENS)
             if feed.reservation.restore:
                 self._forward_draft([feed], self._batch([feed]))
             self.commit(feed)
-        return self.memory.save(slot)
+        return join_parts([self.memory.save(slot), *(head.save(slot) for head in self.head_models)])
+
+    def restore(self, slot: int, data: bytes) -> int:
+        """Restore saved contents to a free slot; see `MemoryManager.restore`.
+
+        A head that was another one then, or is busy, has the text computed again for it.
+        """
+        held, *of_heads = split_parts(data) or [b""]
+        n = self.memory.restore(slot, held)
+        for head, part in zip(self.head_models, of_heads, strict=False):
+            with suppress(AuguryError):
+                head.restore(slot, part)
+        return n
 
     def prepare(
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0

@@ -19,7 +19,6 @@ from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.evaluation import Evaluations
 from augury.engine.loop import Loop
-from augury.engine.prompt_cache import PromptCache
 from augury.engine.receipts import Receipts
 from augury.engine.request import Request, make_request
 from augury.engine.sequence import RunningSequence
@@ -192,7 +191,6 @@ class Engine(Receipts, Evaluations):
             implied = {key: value for drafter, _ in chosen for key, value in drafter.traits.memory_options.items()}
             managed: dict[str, Any] = {"memory": memory, "memory_options": memory_options or {}, "implied": implied}
             context = loader.load(model, options, purpose="target", wants_mtp=wants_mtp, **managed)
-            context.prompt_cache = PromptCache.made(context.memory, cache_ram, cache_disk)
             if not context.info.heads:
                 chosen = choose()
             chosen += serving_drafters(registry, chosen) if chosen else []
@@ -202,6 +200,7 @@ class Engine(Receipts, Evaluations):
             chains = [session.make_drafters(chosen, made) for session in sessions]
             how = {"replays_accepted": context.memory.replays_accepted}
             planner = None if spec_fixed or draft_max == 0 else planner_for(target, chains[0], draft_max, **how)
+            loader.keep_prompts(cache_ram, cache_disk)
             loader.close_files()
             config: dict[str, Any] = {"model": str(model), "backend": loader.backends[0].title, "memory": context.memory.name}
             config |= {**attrs.asdict(options), "threads": target.n_threads, "isa": target.isa, "spec_type": str(speculation)}

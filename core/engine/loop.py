@@ -114,7 +114,7 @@ class Loop:
 
     def load_slot(self, slot: int, saved: SavedSlot) -> SavedSlot:
         """Restore saved contents to a free slot."""
-        self._context.memory.restore(slot, saved.held)
+        self._context.restore(slot, saved.held)
         self._ended[slot] = evolve(saved, held=b"")
         return self._ended[slot]
 
@@ -351,7 +351,8 @@ class Loop:
 
     def _remember(self, sequence: RunningSequence) -> None:
         sequence.counter.n_restores, sequence.counter.n_replayed = self._context.restored(sequence.slot)
-        self._ended[sequence.slot] = SavedSlot.of(sequence)
+        if sequence.request.cache_prompt:
+            self._ended[sequence.slot] = SavedSlot.of(sequence)
 
     def _summary(self, sequence: RunningSequence) -> Summary:
         """A sequence's figures, of which observers and the log are told."""

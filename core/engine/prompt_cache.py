@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from importlib.metadata import version
 from time import time
-from typing import Self
 
 import numpy as np
 from attrs import evolve
@@ -27,12 +25,9 @@ from augury.errors import AuguryError, ModelFileError
 from augury.guard import guarded, warn
 from augury.interfaces import MemoryManager, Opened
 from augury.log import get_logger
-from augury.memory_limit import n_bytes_of_machine
-from augury.options import check_count
 from augury.slot_states import join_parts, split_parts
 
 _BLOCK = 256
-_OF_MACHINE = 4  # a cache has that part of the memory at most: a model, its slots and others need the rest
 _N_COPIES = 2  # restored states of a sequence: a drafter may want to compute the last token of a prompt again
 _DEEPER_S = 1e-3  # how much longer ago a block counts as used than the one before it: of a text, the end gives way first
 
@@ -47,45 +42,24 @@ class PromptCache:
         self._blocks: dict[str, KeptBlock] = {}
         self._children: defaultdict[str, dict[str, KeptBlock]] = defaultdict(dict)  # of a block, by name
         self._n_held = 0  # bytes in memory
-        self._is_kept = [True] * memory.spec.n_slots  # whether a slot's request leaves something
         self._is_able = True  # whether the manager and the backend can save slots; known once they were asked to
         self._log = get_logger("augury.engine.prompt_cache")
-
-    @classmethod
-    def made(cls, memory: MemoryManager, cache_ram: int, cache_disk: int | None) -> Self | None:
-        """One for a loaded model, or none; see `Engine.load` for what it may take."""
-        n_mib = check_count("cache_ram", cache_ram, -1)
-        n_mib_on_disk = None if cache_disk is None else check_count("cache_disk", cache_disk, 0)
-        if not n_mib:
-            return None
-        log, files = get_logger("augury.engine.prompt_cache"), None
-        if n_mib_on_disk != 0:
-            try:
-                files = PromptFiles(f"augury {version('augury')}, {memory.name}, {memory.states.identity}", n_mib_on_disk)
-            except OSError as error:
-                log.warning("prompts are not kept on disk", reason=str(error))
-        n_most = n_bytes_of_machine() // _OF_MACHINE
-        return cls(memory, n_most if n_mib < 0 else min(n_mib << 20, n_most), files)
 
     def close(self) -> None:
         """Write what is still to be written."""
         if self._files is not None:
             self._files.close()
 
-    def open(self, opened: Opened, prompt: np.ndarray, *, may_reuse: bool) -> Opened:
-        """A slot was given to a prompt (n,) int32: let it hold more of that, if more is kept.
-
-        Where nothing may be reused, nothing is kept of the slot at its end, either.
-        """
-        self._is_kept[opened.slot] = may_reuse
-        if not (may_reuse and self._is_able):
+    def open(self, opened: Opened, prompt: np.ndarray) -> Opened:
+        """A slot was given to a prompt (n,) int32: let it hold more of that, if more is kept."""
+        if not self._is_able:
             return opened
         found = guarded(self._restore, opened, prompt[:-1], failed=self._give_up)  # the last token's logits are needed
         return found or opened
 
     def keep(self, slot: int) -> None:
         """A slot was freed: keep what it holds, in memory at once, in files a little later."""
-        if self._is_kept[slot] and self._is_able:
+        if self._is_able:
             guarded(self._keep, slot, failed=self._give_up)
 
     # To a slot

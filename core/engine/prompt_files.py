@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from time import time
 from typing import Self
@@ -31,7 +32,7 @@ _MIB = 2**20
 _N_PARTS = 3  # tokens, the states of their positions, and that of the sequence
 _SUFFIX = ".states"
 _SHARE = 0.1  # of the free space that files may take unless told otherwise
-_LEFT = 0.9  # of what they may take, when some were removed
+_N_LOOKS = 16  # while so much is written as may be: as much may be there too much, of each other process
 _MOST_PENDING = 512 * _MIB  # bytes that wait to be written; beyond them a disk is too slow, and blocks are left out
 
 
@@ -75,6 +76,15 @@ def block_name(parent: str, tokens: bytes) -> str:
     return blake2b(parent.encode() + tokens, digest_size=16).hexdigest()
 
 
+def prompt_files(identity: str, n_mib: int | None) -> PromptFiles | None:
+    """The files of one model, none if they may take nothing, or if there can be none; arguments as of `PromptFiles`."""
+    try:
+        return PromptFiles(f"augury {version('augury')}, {identity}", n_mib) if n_mib != 0 else None
+    except OSError as error:
+        get_logger("augury.engine.prompt_files").warning("prompts are not kept on disk", reason=str(error))
+        return None
+
+
 class PromptFiles:
     """The files of one model's kept blocks. The thread that writes them is its own; everything else is for one other thread."""
 
@@ -82,7 +92,7 @@ class PromptFiles:
         """Begin with the files that are there.
 
         Args:
-            identity: Of the model, how it was loaded, and by which version.
+            identity: Of the program, the model, and how it was loaded.
             n_mib: What the files of all models may take; None: a tenth of what is free beside them.
         """
         self._root = cache_folder("prompts")
@@ -91,9 +101,10 @@ class PromptFiles:
         self._root.chmod(0o700)  # texts can be read from them
         self._log = get_logger("augury.engine.prompt_files")
         sweep(self._folder)
-        self._n_written = self._n_there()
-        free = shutil.disk_usage(self._folder).free + self._n_written
+        there = sum(block.n_bytes for block in blocks_of(self._root.rglob(f"*{_SUFFIX}")))
+        free = shutil.disk_usage(self._folder).free + there
         self._n_most = int(free * _SHARE) if n_mib is None else n_mib * _MIB
+        self._n_left = 0  # bytes that may be written before the next look at what all processes have written
         self._n_pending = 0
         self._is_failing = False
         self._listed_at = -1
@@ -173,29 +184,27 @@ class PromptFiles:
         self._n_pending -= len(data)
         if self._is_failing or path.exists() or len(data) > self._n_most:
             return
-        if self._n_written + len(data) > self._n_most:
+        if len(data) > self._n_left:
             self._make_room(len(data))
         try:
             with suppress(BlockingIOError), AtomicFile(path, waits=False) as out:
                 out.file.write(data)
                 out.publish()
-                self._n_written += len(data)
+                self._n_left -= len(data)
         except OSError as error:
             self._is_failing = True
             self._log.warning("prompts are no longer kept on disk", folder=str(self._folder), reason=error.strerror)
 
     def _make_room(self, n_bytes: int) -> None:
-        """Remove the files that are worth least, of any model: other processes may have written some meanwhile."""
-        now, there = time(), [(block, path) for path in self._root.rglob(f"*{_SUFFIX}") for block in blocks_of([path])]
-        self._n_written = sum(block.n_bytes for block, _ in there)
-        for block, path in sorted(there, key=lambda each: each[0].worth(now)):
-            if self._n_written + n_bytes <= self._n_most * _LEFT:
+        """Remove the files that are worth least, of any model and process, where there are too many."""
+        now, there = time(), {path: block for path in self._root.rglob(f"*{_SUFFIX}") for block in blocks_of([path])}
+        n_there, step = sum(block.n_bytes for block in there.values()), max(n_bytes, self._n_most // _N_LOOKS)
+        for path in sorted(there, key=lambda path: there[path].worth(now)):
+            if n_there + step <= self._n_most:
                 break
             path.unlink(missing_ok=True)
-            self._n_written -= block.n_bytes
-
-    def _n_there(self) -> int:
-        return sum(block.n_bytes for block in blocks_of(self._root.rglob(f"*{_SUFFIX}")))
+            n_there -= there[path].n_bytes
+        self._n_left = min(step, self._n_most - n_there)
 
 
 def blocks_of(paths: Iterable[Path]) -> Iterator[KeptBlock]:

@@ -97,6 +97,7 @@ class RunningSequence(DraftedSequence):
     def describe(self, session: Session) -> None:
         session.sampling, session.verify = self.sampler.params, self.speculation.rule.name
         session.forced, session.prediction = self.forced, self.request.prediction
+        session.cache_prompt = self.request.cache_prompt
 
     def _breakers(self, shared: Callable[[Hashable, Callable[[], Any]], Any]) -> Breakers | None:
         """The breakers of the sampler `dry`, made once for the ones that most requests have."""

@@ -1,7 +1,7 @@
 """`SavedSlot`, the contents of a slot, which can be written to a file.
 
 A file is a magic number, a version, a checksum of all that follows, and three parts, each after its length: facts in JSON, the
-text's tokens, and the memory manager's bytes, which identify their model and options.
+text's tokens, and the bytes of `EngineContext.save`, which identify their models and options.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<8sI16s")
 _MAGIC = b"augury\0s"
-_VERSION = 1
+_VERSION = 2
 
 
 @frozen(eq=False)
@@ -40,7 +40,7 @@ class SavedSlot:
 
     tokens: np.ndarray  # of the text, prompt and output, (n,) int32
     params: Mapping[str, Any]  # of the request, as far as sampling goes
-    held: bytes = field(default=b"", repr=False)  # the memory manager's bytes
+    held: bytes = field(default=b"", repr=False)  # see `EngineContext.save`
 
     @classmethod
     def of(cls, sequence: RunningSequence) -> SavedSlot:

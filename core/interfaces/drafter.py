@@ -34,6 +34,7 @@ class Session(ABC):
     tokenizer: Tokenizer | None
     sampling: SamplingParams = SamplingParams(temperature=0.0)
     forced: Callable[[int], Sequence[int]] = staticmethod(lambda limit: ())  # noqa: ARG005 - see `augury.constraint`
+    cache_prompt: bool = True  # whether later requests may reuse what is kept of the text
     prediction: np.ndarray | None = None  # (p,) int32: a text that the answer is expected to resemble
     # "rejection" makes use of `Draft.probabilities`; after "synthetic", by chance, the text is no text to learn from
     verify: Literal["match", "rejection", "synthetic"] = "match"
@@ -199,7 +200,7 @@ class Drafter(Plugin, ABC):
         """A round is over; `history` ends with the token that the target chose. Called after rounds without a draft, too."""
 
     def end(self) -> None:
-        """The request is over, finished or cancelled."""
+        """The request is over, finished or cancelled; of one that was cancelled early, if it was fed."""
 
     def close(self) -> None:
         """The slot is over; release its resources."""

@@ -56,7 +56,8 @@ class MemoryManager(Plugin, ABC):
         """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
 
         `slot`, if one is named, is free, and the one to give. The reused part may be copied from a slot that is in use. At
-        least one token of the prompt is never counted as reused, because its logits are needed. Raising gives no slot.
+        least one token of the prompt is never counted as reused, because its logits are needed. Without `may_reuse` nothing is
+        reused, and no other request may reuse any of this one: `end` forgets it. Raising gives no slot.
         """
 
     @abstractmethod
@@ -103,7 +104,7 @@ class MemoryManager(Plugin, ABC):
 
     @abstractmethod
     def end(self, slot: int) -> None:
-        """Free the slot; a later request may reuse its contents."""
+        """Free the slot; a later request may reuse its contents, if it was opened so."""
 
     def save(self, slot: int) -> bytes:  # noqa: ARG002 - for managers that can
         """All that a slot holds and a later request may reuse: its text, its states, and the manager's other data of it.

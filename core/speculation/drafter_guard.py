@@ -60,6 +60,7 @@ class DrafterGuard:
     history: np.ndarray = _NO_TOKENS
     """The request's text, (h,) int32, as far as the drafter was told of it; a copy of its own."""
     _has_begun: bool = False
+    _is_told: bool = False  # of the request, by `feed` or `begin`
     _slow_calls: guard.SlowCalls = Factory(guard.SlowCalls)
     _text: np.ndarray = Factory(
         lambda self: np.empty(len(self.sequence.history) + self.sequence.n_left, np.int32), takes_self=True
@@ -104,12 +105,16 @@ class DrafterGuard:
 
     def _begin(self, options: Any) -> Iterator[object] | None:
         self.drafter.options = options
-        if self.drafter.session is not None:
-            self.sequence.describe(self.drafter.session)
+        self._tell()
         steps: Any = self.drafter.begin(self._show_history(), self.sequence.n_reused)
         if not isinstance(steps, Iterator | None):
             raise PluginError(f"returned a {type(steps).__name__}, expected None or an iterator")
         return steps
+
+    def _tell(self) -> None:
+        self._is_told = True
+        if self.drafter.session is not None:
+            self.sequence.describe(self.drafter.session)
 
     def _begun(self) -> float:
         self.sequence.counter.begun(self.name, self.seconds)
@@ -152,6 +157,8 @@ class DrafterGuard:
 
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """Feed it the features of tokens that the text keeps; with a prompt it begins."""
+        if not self._is_told:
+            self._call("feed", self._tell)
         self._call("feed", self.drafter.feed, start, tokens, features)
         if self._has_begun:
             self.sequence.counter.took(self.name, self.seconds, "accept_s")
@@ -165,7 +172,7 @@ class DrafterGuard:
 
     def end(self) -> None:
         """Tell it that the request is over, if it was told of its beginning."""
-        if self._has_begun:
+        if self._is_told:
             self._call("end", self.drafter.end)
 
     def checked(self, draft: Any, limit: int) -> Draft:

@@ -207,14 +207,16 @@ class DraftRunner:
                 yield
             self._forward([(cached, prompt[first : first + _CHUNK], None)], n_rows=0)
 
-    def end(self, slot: int) -> None:
-        """A slot's request is over; its cache may serve another."""
-        self._drop(slot)
+    def end(self, slot: int, *, is_private: bool = False) -> None:
+        """A slot's request is over; its cache may serve another, unless it is private."""
+        self._drop(slot, forgets=is_private)
 
-    def _drop(self, slot: int) -> None:
+    def _drop(self, slot: int, *, forgets: bool = False) -> None:
         """Let go of a slot's text."""
         cached = self._texts.pop(slot, None)
         if cached is not None and cached.slot >= 0:
+            if forgets:
+                self._context.truncate(cached.slot, 0)
             self._context.end(cached.slot)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
@@ -346,7 +348,7 @@ class DraftRunner:
         except BaseException:  # the contents of the slots are unknown; others are opened for requests that go on
             broken = [cached for cached, _, _ in shares]
             for slot in [slot for slot, cached in self._texts.items() if cached in broken]:
-                self._drop(slot)
+                self._drop(slot, forgets=True)
             raise
         for feed, (cached, _, _) in zip(feeds, shares, strict=True):
             cached.tokens[cached.n : cached.n + len(feed.tokens)] = feed.tokens

@@ -53,8 +53,8 @@ class ModelDrafter(Drafter):
         return self.made_of(self.runner.draft([self.request(Ask(self, history, limit))])[0], limit)
 
     def end(self) -> None:
-        """Leave the cached text to other requests."""
-        self.runner.end(self.session.slot)
+        """Leave the cached text to other requests, if they may have it."""
+        self.runner.end(self.session.slot, is_private=not self.session.cache_prompt)
 
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:

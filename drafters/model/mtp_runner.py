@@ -114,9 +114,11 @@ class MtpRunner:
         self._go_on(slot, self._text(slot))
         return iter(())
 
-    def end(self, slot: int) -> None:
-        """The request of a slot is over. Its text may serve the next one."""
+    def end(self, slot: int, *, is_private: bool = False) -> None:
+        """The request of a slot is over. Its text may serve the next one, unless it is private."""
         self._text(slot).n_computed = None
+        if is_private:
+            del self._texts[slot]
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """Write ahead for several slots, a token of each with every pass, or with each of a chain of passes.

@@ -23,7 +23,7 @@ import numpy as np
 from attrs import Factory, define, evolve
 
 from augury.batch import SlotInput
-from augury.drafters.model.cached_text import CachedText, FedRows, n_common
+from augury.drafters.model.cached_text import CachedText, FedRows
 from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner, WrittenDraft
 from augury.passes import Context, Pass
 from augury.types import Draft
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from augury.drafters.model.row_model import Encoder
 
 _CHUNK = 256  # tokens in a pass over a text; all slots wait for it
+_FACTOR = 0x9E3779B1  # odd, and its bits are those of the golden ratio: different pairs of tokens have different sums, mostly
 _KEPT = 32  # last tokens whose features are kept, to be given again: more than teacher forcing asks for
 
 
@@ -81,23 +82,21 @@ class PartRunner(DraftRunner):
         self._own = np.empty((0, 0), np.float32)
 
     def n_held(self, slot: int, history: np.ndarray) -> int:
-        """How many of the first tokens of a new text (h,) int32 it need not be fed; the slot is opened for it.
+        """How many of the first tokens of a new text (h,) int32 it need not be fed; the slot is opened for it."""
+        return self._open(slot, history).n_fed
 
-        If it goes on from the text before, the rest of that is processed, or the target would have to compute it again.
-        """
+    def end(self, slot: int, *, is_private: bool = False) -> None:
+        """See `DraftRunner.end`; what waits is processed, or the target would have to compute it again for a later text."""
         text = self._text(slot)
-        if n_common(text.history[: text.n_fed], history) == text.n_fed:
-            for _ in self.begin(slot, history):
+        if not is_private:
+            for _ in self.begin(slot, text.history):
                 pass
-        return self._open(slot, history, may_reuse=True).n_fed
-
-    def end(self, slot: int) -> None:
-        """See `DraftRunner.end`: the next request of the slot may go on with its text."""
+        super().end(slot, is_private=is_private)
 
     def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """Take the features (m, F) by name of tokens (m,) int32 of a text, which stand in it from `start` on."""
         if start == 0 or slot not in self._texts:
-            self._open(slot, tokens, may_reuse=False)
+            self._open(slot, tokens[:0])
         text = self._text(slot)
         self._cut(text, start)
         if start > text.n_fed or text.n < min(text.fed.first, start):  # tokens between are missing
@@ -152,16 +151,17 @@ class PartRunner(DraftRunner):
     def _cached(self, slot: int, history: np.ndarray) -> CachedText:  # noqa: ARG002 - as its parent's
         return self._text(slot)
 
-    def _open(self, slot: int, history: np.ndarray, *, may_reuse: bool) -> FedText:
-        """Open a slot for a text; it already holds the hidden states of the common prefix, with the lagging ones."""
+    def _open(self, slot: int, history: np.ndarray) -> FedText:
+        """Open a slot for a text; it already holds the common prefix with another one."""
         self._drop(slot)
-        opened = self._context.open(history, may_reuse=may_reuse, slot=slot)
+        opened = self._context.open(self._named(history, 0, len(history) - self.lag), slot=slot)
         assert opened is not None
         whole = np.empty(self._n_ctx + 1, np.int32)
         text = FedText(slot, whole[self.lag :], history=whole)
         self._texts[slot] = text
-        text.n = text.fed.n = text.fed.first = self._context.truncate(slot, max(opened.n_reused - self.lag, 0))
-        whole[: text.n + self.lag] = history[: text.n + self.lag]
+        text.n = text.fed.n = text.fed.first = opened.n_reused
+        n = min(text.n + self.lag, len(history))
+        whole[:n] = history[:n]
         return text
 
     def _go_on(self, text: FedText, n: int = _CHUNK) -> None:
@@ -213,6 +213,13 @@ class PartRunner(DraftRunner):
         return self._own[text.made_at : text.made_at + 1]
 
     def _names(self, text: CachedText, feed: SlotInput) -> np.ndarray:
-        """See `DraftRunner._names`: a pair is named by the token whose hidden state it has, so that both decide on reuse."""
+        """See `DraftRunner._names`; those beyond the tokens that were fed are cut off again."""
         assert isinstance(text, FedText)
-        return text.history[text.n : text.n + len(feed.tokens)].copy()
+        return self._named(text.history, text.n, text.n + len(feed.tokens))
+
+    def _named(self, history: np.ndarray, start: int, end: int) -> np.ndarray:
+        """What decides on the reuse of positions, beside those before: their tokens, and in the first all that lag."""
+        names = history[start + self.lag : max(end, start) + self.lag].copy()
+        if not start and self.lag and len(names):
+            names[0] = (int(names[0]) + _FACTOR * int(history[0])) % 2**31
+        return names

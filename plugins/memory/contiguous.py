@@ -28,11 +28,12 @@ class SlotText:
         self.accepted: tuple[tuple[int, int], ...] = ()  # cell, position; for the next pass
         self.n_certain: int | None = None  # of a pass that was prepared and not committed
         self.is_free = True
+        self.is_private = False  # others may not reuse it
         self.last_used = 0
 
     def n_shared(self, tokens: np.ndarray) -> int:
-        """Length of the common prefix with `tokens`."""
-        n = min(self.n, len(tokens))
+        """Length of the common prefix with `tokens` that others may reuse."""
+        n = 0 if self.is_private else min(self.n, len(tokens))
         differs = self.tokens[:n] != tokens[:n]
         return int(differs.argmax()) if differs.any() else n
 
@@ -74,7 +75,7 @@ class Contiguous(MemoryManager):
             best = min(free, key=lambda i: self._slots[i].last_used)
             n = self._share(shareable.index(max(shareable)), best, max(shareable))
         self._cut(best, n)
-        self._slots[best].is_free = False
+        self._slots[best].is_free, self._slots[best].is_private = False, not may_reuse
         return Opened(best, n, max(shared))
 
     def room(self, slot: int) -> int:
@@ -109,7 +110,9 @@ class Contiguous(MemoryManager):
         if state.n_certain is not None:
             self._after_failure(slot)
             state.n_certain = None
-        state.is_free = True
+        if state.is_private:
+            self._cut(slot, 0)
+        state.is_free, state.is_private = True, False
         state.last_used = self._clock
 
     def save(self, slot: int) -> bytes:

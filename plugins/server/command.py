@@ -27,6 +27,7 @@ from augury.cli import (
     flag_of,
     load_engine,
     memory_needed,
+    n_bytes_for_prompts,
     overrides_of,
     read_text,
     request_params,
@@ -154,7 +155,7 @@ def _run(parser: Parser, typed: argparse.Namespace) -> int:
     is_lazy = len(found) > 1 and not wanted & {found[0].args.model, found[0].names[0]}
     n_most = flags.models_max or len(servers)
     for model in found:  # those that are loaded share it
-        model.args.cache_ram //= min(n_most, len(found))
+        model.args.cache_ram = -(-n_bytes_for_prompts(model.args.cache_ram) // (min(n_most, len(found)) << 20))
     models = Models(servers, n_most=n_most, is_lazy=is_lazy, is_strict=flags.strict_model)
     with ExitStack() as stack:
         listeners: list[socket.socket] = []

@@ -9,7 +9,7 @@ import pytest
 from support.commands import here
 
 from augury.errors import CapacityError, ModelFileError
-from augury.memory_limit import lack_of_memory, n_bytes_of_machine, require_address_space
+from augury.memory_limit import lack_of_memory, n_bytes_for_prompts, n_bytes_of_machine, require_address_space
 
 V2 = "30 23 0:26 {root} {mount} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "31 23 0:27 {root} {mount} rw - cgroup cgroup rw,memory"
@@ -115,3 +115,11 @@ def test_errors_that_are_their_own_cause_or_cannot_speak_are_looked_at_once():
     error = MuteError()
     error.__cause__ = error
     assert lack_of_memory(error) is None
+
+
+@pytest.mark.parametrize(
+    ("n_mib", "n_taken", "expected"), [(3, 0, 3), (100, 0, 16), (-1, 0, 16), (100, 60, 4), (3, 70, 0), (0, 0, 0)]
+)
+def test_prompts_take_what_is_asked_for_of_a_quarter_and_of_what_is_left(monkeypatch, n_mib, n_taken, expected):
+    monkeypatch.setattr("augury.memory_limit.n_bytes_of_machine", lambda: 64 << 20)
+    assert n_bytes_for_prompts(n_mib, n_taken << 20) == expected << 20

@@ -9,7 +9,7 @@ OPEN = Contract(
     "augury.plugin.MemoryManager.open",
 )
 REUSE = Contract(
-    "Reused are tokens that begin the prompt, never all of it, and none where the request forbids it.",
+    "Reused are tokens that begin the prompt, never all of it, and none of or by a request that forbids it.",
     "augury.plugin.MemoryManager.open",
 )
 CAPACITY = Contract("What does not fit is a CapacityError and changes nothing.", "augury.plugin.MemoryManager.prepare")

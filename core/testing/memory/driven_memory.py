@@ -50,8 +50,10 @@ class DrivenMemory:
         self._memory = self._call("construction", make, model.state_spec, model)
         self._context = EngineContext(model, self._memory)
 
-    def open(self, prompt: Sequence[int], *, may_reuse: bool, chunk: int, slot: int | None = None) -> None:
-        """Begin a request: take a slot, and process the prompt in chunks."""
+    def open(
+        self, prompt: Sequence[int], *, may_reuse: bool, chunk: int, slot: int | None = None, n_known: int | None = None
+    ) -> None:
+        """Begin a request: take a slot, and process the prompt in chunks; at most `n_known` of its tokens may be reused."""
         event = f"open of {list(prompt)}{'' if may_reuse else ', no reuse'}{'' if slot is None else f', slot {slot}'}"
         n_ctx, n_slots = self._context.spec.n_ctx, self._context.spec.n_slots
         tokens = np.array(prompt, np.int32)
@@ -64,7 +66,8 @@ class DrivenMemory:
                 return
             seen = f"{opened} with slots {sorted(self.texts)} of {n_slots} taken"
             raise self._broken(contract.OPEN, seen)
-        if not 0 <= opened.n_reused < len(prompt) or (opened.n_reused and not may_reuse):
+        n_most = min(len(prompt) - 1, len(prompt) if n_known is None else n_known) if may_reuse else 0
+        if not 0 <= opened.n_reused <= n_most:
             raise self._broken(contract.REUSE, f"{opened.n_reused} of {len(prompt)} tokens")
         self._go_on(opened.slot, list(prompt), opened.n_reused, chunk)
         self.texts[opened.slot] = [*prompt, 1]
@@ -126,7 +129,7 @@ class DrivenMemory:
         """Restore the last saved contents to a free slot, and to one that is in use, which is refused."""
         if not self._saved:
             return
-        restore = partial(self._memory.restore, data=self._saved[-1])
+        restore = partial(self._context.restore, data=self._saved[-1])
         for slot in self.texts:
             self._refused(f"restore of slot {slot}, in use", partial(restore, slot))
         for slot in sorted({*range(self._context.spec.n_slots)} - self.texts.keys())[:1]:

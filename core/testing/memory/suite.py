@@ -109,6 +109,16 @@ def tree_then_reuse(subject: MemorySubject) -> None:
         memory.round({0: tree})
 
 
+def private_texts(subject: MemorySubject) -> None:
+    """A request may forbid that others reuse its text, while it runs and later."""
+    for kind, n_slots in product(subject.kinds, (1, 2)):
+        memory, prompt = subject.driven(n_slots, kind), [*range(16)]
+        memory.open(prompt, may_reuse=False, chunk=9)
+        if n_slots == 1:
+            memory.end(0)
+        memory.open(prompt, may_reuse=True, chunk=8, n_known=0)
+
+
 def _open(memory: DrivenMemory, data: DataObject) -> None:
     from hypothesis import strategies as st
 
@@ -133,6 +143,7 @@ def _guesses() -> SearchStrategy[Guess]:
 MEMORY_CHECKS = (
     Check("fills slots to the last position, and no further", full_slots),
     Check("reuses what a tree left behind in its place", tree_then_reuse),
+    Check("keeps private texts from other requests", private_texts),
     Check("holds the texts of its slots under any script", any_script),
 )
 

@@ -1,16 +1,19 @@
 """The prompt cache: what slots held goes on in any slot, in any process, and nothing is seen of it but that it is quicker."""
 
 import logging
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from oracles.drafts import draft_file, target_of
 from oracles.models import tiny_model
 from support.more_toys import registry_with_toys
 
 from augury.engine import prompt_cache, prompt_files
 from augury.engine.engine import Engine
-from augury.errors import UnsupportedError
+from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET
 
 TOYS = ("toy", "toy-recurrent", "toy-recurrent:is_hybrid=true", "toy-recurrent:is_hybrid=true,keeps_aside=false")
@@ -128,6 +131,52 @@ def test_drafters_draft_on_after_a_restart(backend, drafter):
     assert (found.tokens, found.stats.accepted_by_position) == (plain.tokens, plain.stats.accepted_by_position)
 
 
+@pytest.mark.parametrize("name", ["eagle3-llama", "dflash-qwen3"])
+@pytest.mark.parametrize("way", ["memory", "disk", "a slot's file"])
+def test_a_head_drafts_as_if_its_slot_had_gone_on(name, way, tmp_path):
+    kept = {"memory": {"cache_disk": 0}, "disk": {}, "a slot's file": {"cache_ram": 0}}[way]
+    how = {"backend": "reference", "model": tiny_model(target_of(name)), "draft_model": draft_file(name)}
+    how |= {"spec_type": f"draft-{name.split('-')[0]}", "spec_fixed": True}
+
+    def going_on(engine):
+        result = engine.generate([*text, 7], max_tokens=12, **HOW)
+        return result.tokens, result.stats.n_reused, result.stats.n_drafted, result.stats.accepted_by_position
+
+    with load(**how | kept) as engine:
+        text = [*PROMPT, *engine.generate(PROMPT, max_tokens=9, **HOW).tokens]
+        engine.save_slot(0, tmp_path / "saved")
+        if way == "memory":
+            answer(engine, [9, 9])  # in the only slot
+            found = going_on(engine)
+    if way != "memory":
+        with load(**how | kept) as engine:
+            if way == "a slot's file":
+                engine.load_slot(0, tmp_path / "saved")
+            found = going_on(engine)
+    with load(**how | {"cache_ram": 0}) as engine:
+        answer(engine, PROMPT, 9)
+        assert going_on(engine) == found
+    assert found[1] >= len(text) - 2
+    assert found[2] > 0
+
+
+@pytest.mark.parametrize("name", ["eagle3-llama", "dflash-qwen3"])
+def test_texts_that_part_at_a_block_s_end_or_begin_otherwise_have_their_own_states_of_a_head(name):
+    how = {"spec_type": "auto", "draft_model": draft_file(name), "backend": "reference", "model": tiny_model(target_of(name))}
+
+    def states(engine, text):
+        answer(engine, text, 2)
+        head = engine._context.head_models[0]
+        return head.memory.states.save(0, len(head.memory.text(0)))
+
+    texts = [PROMPT[:40], [*PROMPT[:16], 7, *PROMPT[17:40]], [7, *PROMPT[1:40]], PROMPT[:40]]
+    with load(**how, cache_disk=0) as engine:
+        found = [states(engine, text) for text in texts]
+    for text, expected in zip(texts, found, strict=True):
+        with load(**how, cache_ram=0) as engine:
+            assert states(engine, text) == expected
+
+
 def damage(data):
     return data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
 
@@ -155,7 +204,7 @@ def test_what_is_foreign_is_not_taken(fact, folder, monkeypatch, caplog):
         answer(engine, PROMPT)
     theirs = files(folder)
     if fact == "version":
-        monkeypatch.setattr(prompt_cache, "version", lambda _: "0.0")
+        monkeypatch.setattr(prompt_files, "version", lambda _: "0.0")
     if fact == "instruction set":
         monkeypatch.setattr("augury.slot_states.SlotStates.isa", "another")
     how |= {"cache type": {"cache_type_k": "f32"}, "model": {"override_kv": {"general.name": "x"}}}.get(fact, {})
@@ -176,6 +225,26 @@ def test_what_is_foreign_is_not_taken(fact, folder, monkeypatch, caplog):
     assert len(told(caplog, "or of another model")) == 1
 
 
+@pytest.mark.parametrize(
+    ("backend", "model", "is_taken"),
+    [("numba-cpu", "llama-dense", True), ("reference", "llama-dense", True), ("reference", "phi3-longrope", False)],
+)
+def test_another_context_size_takes_what_is_kept_unless_states_depend_on_it(backend, model, is_taken, tmp_path, caplog):
+    how = {"backend": backend, "model": tiny_model(model)}
+    with load(**how) as engine:
+        answer(engine, PROMPT)
+        engine.save_slot(0, tmp_path / "saved")
+    with load(**how, n_ctx=200, cache_ram=0) as engine:
+        expected = answer(engine, PROMPT)
+    with load(**how, n_ctx=200) as engine:
+        assert n_reused(engine, PROMPT) == is_taken * (len(PROMPT) - 1)
+        assert answer(engine, PROMPT) == expected
+        if not is_taken:
+            with pytest.raises(ModelFileError, match="of another model or backend"):
+                engine.load_slot(0, tmp_path / "saved")
+    assert not told(caplog, "")
+
+
 def test_a_full_disk_is_told_once_and_nothing_else_changes(folder, monkeypatch, caplog):
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -189,6 +258,38 @@ def test_a_full_disk_is_told_once_and_nothing_else_changes(folder, monkeypatch, 
     assert len(told(caplog, "No space left on device")) == 1
 
 
+def test_a_folder_that_cannot_be_written_is_told_and_nothing_else_changes(folder, caplog):
+    (folder / "prompts").write_text("in the way")
+    with load() as engine:
+        expected = answer(engine, PROMPT)
+        assert n_reused(engine, PROMPT) == len(PROMPT) - 1, "memory has it"
+    with load(cache_ram=0) as engine:
+        assert answer(engine, PROMPT) == expected
+    assert len(told(caplog, "not kept on disk")) == 1
+
+
+def test_a_process_that_is_killed_as_it_writes_leaves_no_half_of_a_file(folder):
+    with load() as engine:
+        expected = answer(engine, PROMPT)
+    (path, *_) = files(folder)
+    writer = f"""
+import os
+from pathlib import Path
+from augury.files.atomic_file import AtomicFile
+with AtomicFile(Path({str(path)!r})) as out:
+    out.file.write(b"a half")
+    out.file.flush()
+    os._exit(9)
+"""
+    path.unlink()
+    assert subprocess.run([sys.executable, "-c", writer], check=False).returncode == 9
+    assert [*path.parent.glob(".*.part")]
+    with load() as engine:
+        assert answer(engine, PROMPT) == expected
+    assert path in files(folder)
+    assert not [*path.parent.glob(".*.part")]
+
+
 def test_two_servers_that_share_a_folder_go_on_with_each_others_prompts(folder):
     with load() as one, load() as other:
         first = answer(one, PROMPT)
@@ -200,13 +301,21 @@ def test_two_servers_that_share_a_folder_go_on_with_each_others_prompts(folder):
         assert n_reused(other, [*EDITED, 1]) == 20, "it is in memory still"
 
 
-def test_a_private_request_leaves_nothing(folder):
-    with load() as engine:
-        answer(engine, PROMPT, cache_prompt=False)
+@pytest.mark.parametrize("drafter", ["none", "draft-mtp", "draft-model"])
+@pytest.mark.parametrize("backend", TOYS[:3])
+def test_a_private_request_leaves_nothing_and_finds_nothing(backend, drafter, folder):
+    how = {"spec_type": drafter, "draft_model": TINY_DRAFT if drafter == "draft-model" else None, "slots": 2}
+    with load(backend, **how) as engine:
+        text = [*PROMPT, *(token for token, *_ in answer(engine, PROMPT, cache_prompt=False)), 7]
+        assert not any(len(context.memory.text(slot)) for context in engine._loader.contexts for slot in range(2))
+        with pytest.raises(OptionError, match="holds no request's text"):
+            engine.save_slot(0, folder / "saved")
     assert not files(folder)
-    with load() as engine:
-        answer(engine, PROMPT)
-        assert n_reused(engine, PROMPT, cache_prompt=False) == 0
+    with load(backend, **how) as engine:
+        next(iter(running := engine.submit(text, cache_prompt=False, max_tokens=60, **HOW)))
+        assert n_reused(engine, text) == 0, "while it runs, too"
+        running.result()
+        assert n_reused(engine, text, cache_prompt=False) == 0
 
 
 def test_a_backend_that_cannot_save_slots_goes_on_without(monkeypatch, caplog):

@@ -77,7 +77,7 @@ def damaged(data):
     yield b"", "no saved slot"
     yield data[:20], "no saved slot"
     yield b"GGUF" + data[4:], "no saved slot"
-    yield data[:8] + b"\x07" + data[9:], "version 7, expected 1"
+    yield data[:8] + b"\x07" + data[9:], "version 7, expected 2"
     for at in range(12, len(data), max(len(data) // 40, 1)):
         yield data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :], "damaged"
 
@@ -170,7 +170,7 @@ def test_a_slot_in_use_is_not_written_over(tmp_path):
         def load_slot():  # on the engine's thread, in the middle of the request
             model.on_forward = lambda: None
             try:
-                engine._worker._loop._context.memory.restore(0, b"")
+                engine._worker._loop._context.restore(0, b"")
             except CapacityError as error:
                 told.append(str(error))
 

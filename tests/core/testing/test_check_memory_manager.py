@@ -40,6 +40,12 @@ class Insistent(Contiguous):
         return super().open(tokens, may_reuse=True, slot=slot)
 
 
+class Revealing(Contiguous):
+    def end(self, slot):
+        self._slots[slot].is_private = False
+        super().end(slot)
+
+
 class Double(Contiguous):
     def open(self, tokens, *, may_reuse, slot=None):
         self._slots[0].is_free = True
@@ -182,7 +188,8 @@ class Rewinding(Contiguous):
     [
         (Greedy, "Reused are tokens that begin the prompt, never all of it"),
         (Wishful, "a slot holds the text of its request and nothing else. Seen: "),
-        (Insistent, "none where the request forbids it"),
+        (Insistent, "none of or by a request that forbids it"),
+        (Revealing, "none of or by a request that forbids it. Seen: 15 of 16 tokens"),
         (Double, "`open` gives a free slot"),
         (Wilful, "`open` gives a free slot to a request, the one that is named"),
         (Hesitant, "Seen: None, after: construction; open of [0, 1"),

@@ -304,11 +304,11 @@ def test_a_saved_slot_holds_its_text_and_its_copies(kind, n_accepted):
     data = held.save(0)
     assert positions(held) == [64, 96]
     n_held = 101 + (n_accepted if kind == "restored" else 0)  # others leave what was accepted to the next pass
-    assert other.memory.restore(1, data) == n_held
+    assert other.restore(1, data) == n_held
     text = [*PROMPT, 5, 6, 7][:n_held]
     assert other.open(tokens(*text, 9), may_reuse=True).n_reused == n_held
     with pytest.raises(CapacityError, match="slot 1, which is in use"):
-        other.memory.restore(1, data)
+        other.restore(1, data)
     prefill(other, [*text, 9], n_held, 1)
     assert state_of(other, 1) == fresh(kind, [*text, 9])
     assert positions(other, 1)[:2] == [64, 96]
@@ -325,4 +325,4 @@ def test_a_text_that_is_too_long_for_the_slot_is_refused():
     answer(held, PROMPT)
     small = context(n_ctx=64)
     with pytest.raises(CapacityError, match="100 tokens is to be restored to slot 0, which has 64 positions; load"):
-        small.memory.restore(0, held.save(0))
+        small.restore(0, held.save(0))

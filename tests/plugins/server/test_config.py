@@ -4,7 +4,9 @@ import pytest
 from oracles.models import tiny_model
 
 from augury.cli.command_line import make_parser
+from augury.cli.model_flags import memory_needed
 from augury.errors import AuguryError, ModelFileError, OptionError
+from augury.interfaces import Progress
 from augury.plugins.server import process
 from augury.plugins.server.config import models_of
 from augury.registry import Registry
@@ -122,13 +124,25 @@ def test_what_is_not_there_is_told_before_the_server_listens(served, words, kind
     assert refused.type is kind
 
 
-@pytest.mark.parametrize(("n_most", "share"), [(0, 25), (1, 100), (2, 50), (9, 25)])
-def test_the_models_that_are_loaded_share_the_memory_for_prompts(n_most, share, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("n_most", "asked", "share"), [(0, 100, 25), (1, 100, 100), (2, 50, 25), (9, 1, 1), (0, 0, 0), (0, -1, 256), (1, -1, 1024)]
+)
+def test_the_models_that_are_loaded_share_the_memory_for_prompts(n_most, asked, share, monkeypatch, tmp_path):
+    monkeypatch.setattr("augury.memory_limit.n_bytes_of_machine", lambda: 4 << 30)
     monkeypatch.setattr(process, "serve", lambda models, *_, **__: seen.extend(models.servers))
     for name in "abcd":
         (tmp_path / f"{name}.gguf").touch()
     seen, words = [], ["--models-dir", str(tmp_path), "--models-max", str(n_most)]
-    line = ["serve", *words, "--port", "0", "--cache-ram", "100"]
+    line = ["serve", *words, "--port", "0", "--cache-ram", str(asked)]
     args = make_parser(REGISTRY, line).parse_args(line)
     assert args.run(args) == 0
     assert [server.load.args[0].cache_ram for server in seen] == [share] * 4
+
+
+def test_the_memory_that_a_model_needs_counts_its_prompts():
+    words = ["serve", "-m", str(tiny_model("llama-dense")), "--backend", "reference", "--cache-ram"]
+    sizes = []
+    for n_mib in ("0", "7"):
+        args = make_parser(REGISTRY, [*words, n_mib]).parse_args([*words, n_mib])
+        sizes.append(memory_needed(args, Progress()))
+    assert sizes[1] - sizes[0] == 7 << 20
