@@ -25,7 +25,7 @@ def act(client, slot, action, name=None):
 
 def test_a_saved_slot_is_restored_to_another_and_an_erased_one_is_empty(client, slot_folder):
     client.post("/slots/2", params={"action": "erase"})
-    first = complete(client, id_slot=2, cache_prompt=False)
+    first = complete(client, id_slot=2)
     assert (first["id_slot"], first["timings"]["cache_n"]) == (2, 0)
     saved = act(client, 2, "save", "text.bin").json()
     assert saved["n_saved"] == first["tokens_cached"]
