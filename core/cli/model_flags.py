@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from augury.engine.engine import Engine
 
 _AS_NAMED = (  # arguments of `Engine.load` that are flags of the same names
-    *("backend", "memory", "threads", "max_queue", "cache_type_k", "cache_type_v", "cache_ram", "cache_disk"),
-    *("parse_special", "registry"),
+    *("backend", "memory", "threads", "cache_type_k", "cache_type_v", "cache_ram", "cache_disk", "parse_special", "registry"),
     *("spec_fixed", "spec_verify", "spec_synth_rates", "spec_synth_len", "spec_timeout"),
 )
 _CACHE_RAM = 8192  # as llama.cpp has it
@@ -62,7 +61,7 @@ def add_model_flags(
 ) -> None:
     """Add the flags of `Engine.load`; `n_slots` is the default of `-np`, None leaves that flag out."""
     parser.foreign = FOREIGN_FLAGS
-    parser.set_defaults(registry=registry, parallel=1, max_queue=None, quiet=False, models=(), cache_ram=0, cache_disk=0)
+    parser.set_defaults(registry=registry, parallel=1, quiet=False, models=(), cache_ram=0, cache_disk=0)
     group = parser.add_argument_group("model")
     group.add_argument(
         "-m",
@@ -238,6 +237,7 @@ def load_engine(
             spec_options=drafter_options(args, in_use),
             draft_max=n_max,
             draft_min=n_min,
+            max_queue=getattr(args, "max_queue", None),
             n_ctx=args.ctx_size,
             slots=args.parallel,
             override_kv=overrides_of(args),

@@ -29,7 +29,10 @@ def flags_of(kind: str, name: str, option: Option) -> list[str]:
 def add_option_flag(
     group: Any, flags: Iterable[str], option: Option, targets: Targets, dest: str, *, is_shown: bool = True
 ) -> None:
-    """Add an option's flags, whose values are kept under `dest` with their targets, in the order of the command line."""
+    """Add an option's flags, whose values are kept under `dest` with their targets, in the order of the command line.
+
+    Without targets the last value is kept, alone, or else the option's default.
+    """
     facts = [text for text in (option.range, "|".join(option.choices)) if text]
     if option.default is not None and option.default is not False:
         facts.append(f"default: {'on' if option.default is True else option.default}")
@@ -40,7 +43,7 @@ def add_option_flag(
         targets=targets,
         option=option,
         dest=dest,
-        default=(),
+        default=() if targets else option.default,
         nargs="?" if option.kind is bool else None,
         metavar=_METAVARS[option.kind],
         help=shown if is_shown else argparse.SUPPRESS,
@@ -48,7 +51,7 @@ def add_option_flag(
 
 
 class _Keep(argparse.Action):
-    """Collects values with the options that they are for, and the flags that gave them."""
+    """Collects values with the options that they are for, and the flags that gave them; of no plugin's option keeps the last."""
 
     def __init__(self, *, targets: Targets, option: Option, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -56,4 +59,5 @@ class _Keep(argparse.Action):
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         value = self._option.convert("true" if values is None else values, str(flag))
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest), (self._targets, value, flag)))
+        kept = (*getattr(namespace, self.dest), (self._targets, value, flag)) if self._targets else value
+        setattr(namespace, self.dest, kept)

@@ -76,6 +76,7 @@ def add_sampling_flags(
         action="append",
         type=_stop,
         dest="dry_sequence_breakers",
+        default=[],
         metavar="TEXT",
         help="a text that no repetition spans; repeats, and replaces the default ones: line break, colon, "
         "quotation mark and asterisk; none: there is no such text",
@@ -170,7 +171,7 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
     params |= {key: read_text(value) if isinstance(value, Path) else value for key, value in args.keywords.items()}
     if args.n_predict > 0:
         params["max_tokens"] = args.n_predict
-    if (breakers := args.dry_sequence_breakers) is not None:
+    if breakers := args.dry_sequence_breakers:
         params["dry_sequence_breakers"] = [] if breakers == ["none"] else breakers
     params |= {"context_shift": True, "n_keep": args.keep} if args.context_shift == "on" else {}
     if args.logit_bias:

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from attrs import frozen
-
 from augury import Engine, Registry
 from augury.cli import (
     FIRST_FLAGS,
@@ -39,8 +37,9 @@ from augury.errors import OptionError, UnsupportedError
 from augury.files.cache import cache_folder
 from augury.files.models import source_of
 from augury.interfaces import Progress
-from augury.options import option, options_of
+from augury.options import options_of
 from augury.plugins.server.config import ServedModel, models_of, split
+from augury.plugins.server.flags import ServedModelFlags, ServerFlags
 
 if TYPE_CHECKING:
     from augury.cli import Parser
@@ -52,63 +51,6 @@ _N_SLOTS = 4
 _LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
 
-@frozen
-class _Flags:
-    """The server's own flags."""
-
-    host: str = option("127.0.0.1", help="addresses to listen on, separated by commas")
-    port: int = option(8080, ge=0, le=65535, help="port to listen on; 0: any free port")
-    alias: str | None = option(
-        None, aliases=["a"], help="names of the model, separated by commas; without it the name that -m gives"
-    )
-    config: str | None = option(None, help="TOML file of flags, with a table [models.NAME] of flags for each model")
-    models_dir: str | None = option(None, help="folder whose models can be asked for")
-    models_max: int = option(4, ge=0, help="how many models are loaded at a time; 0: as many as memory has room for")
-    strict_model: bool = option(False, help="refuse requests for other names where there is one model, too")
-    strict_fields: bool = option(False, help="refuse other servers' fields, also where their value means nothing here")
-    api_key: str | None = option(None, help="keys, separated by commas; a client must send one of them")
-    api_key_file: str | None = option(None, help="more keys, one on each line; a line that begins with # is a comment")
-    cors_origins: str | None = option(
-        None, help="web pages of these origins, separated by commas, may ask; * for all, localhost for those of this machine"
-    )
-    timeout: int = option(3600, ge=1, aliases=["to"], help="seconds that a request may take, waiting included")
-    sse_ping_interval: int = option(
-        30, ge=-1, help="seconds after which a stream that has nothing to send sends a keep-alive; -1: never"
-    )
-    max_queue: int = option(256, ge=0, help="how many requests may wait for a slot; further ones get 429")
-    max_body_size: int = option(16, ge=1, help="MiB that the body of a request may have")
-    shutdown_timeout: int = option(
-        30, ge=0, help="seconds that running requests may go on after a signal to end; then they are cancelled"
-    )
-    slots: bool = option(True, help="answer /slots, which shows what each slot does")
-    no_slots: bool = option(False, help="do not answer /slots")
-    slot_save_path: str | None = option(None, help="folder that slots may be saved to")
-    collect: str | None = option(
-        None, help="folder that keeps the tokens of the newest requests and answers, 64 MiB, for augury learn -f"
-    )
-    props: bool = option(False, help="allow properties to be changed at /props")
-    metrics: bool = option(False, help="count for Prometheus, at /metrics")
-    sleep_idle_seconds: int = option(
-        -1, ge=-1, help="seconds without a request after which the model is unloaded until the next one; -1: never"
-    )
-    no_ui: bool = option(False, aliases=["no-webui"], help="leave out the page at /")
-    reasoning: str = option(
-        "auto",
-        choices=("on", "off", "auto"),
-        aliases=["rea"],
-        help="whether models think: the variable enable_thinking of chat templates; auto leaves it to the template",
-    )
-    reasoning_effort: str = option("default", help="how hard they think: the variable of that name, where templates know it")
-    reasoning_budget: int = option(-1, ge=-1, help="after how many tokens thinking ends; -1: without a limit")
-    pooling: str | None = option(
-        None,
-        choices=("none", "mean", "cls", "last"),
-        help="how embeddings are pooled in requests that do not say; without it as the model's file says",
-    )
-    ssl_key_file: str | None = option(None, help="serve HTTPS with this private key (PEM)")
-    ssl_cert_file: str | None = option(None, help="serve HTTPS with this certificate (PEM)")
-
-
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
@@ -117,9 +59,9 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         description="Serve a model over HTTP, to clients of OpenAI, Anthropic, Ollama and llama.cpp.",
     )
     group = parser.add_argument_group("server")
-    for each in options_of(_Flags).values():
+    for each in (*options_of(ServerFlags).values(), *options_of(ServedModelFlags).values()):
         flags = [*map(flag_of, each.aliases), f"--{each.name.replace('_', '-')}"]
-        add_option_flag(group, flags, each, (("server", each.name),), "server_flags")
+        add_option_flag(group, flags, each, (), each.name)
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     add_cache_flags(parser)
     parser.foreign = FOREIGN_FLAGS_IN_SERVE
@@ -144,8 +86,8 @@ def _run(parser: Parser, typed: argparse.Namespace) -> int:
     from augury.plugins.server.models import Models
 
     args, found = models_of(parser, typed)
-    flags, metrics = _flags_of(args), None
-    if flags.metrics:
+    metrics = None
+    if args.metrics:
         from augury.plugins.server.metrics import Metrics
 
         args.registry.hooks.register(metrics := Metrics())
@@ -153,14 +95,14 @@ def _run(parser: Parser, typed: argparse.Namespace) -> int:
     _check_names(servers)
     wanted = {*typed.models, typed.model}  # at once: what -m names
     is_lazy = len(found) > 1 and not wanted & {found[0].args.model, found[0].names[0]}
-    n_most = flags.models_max or len(servers)
+    n_most = args.models_max or len(servers)
     for model in found:  # those that are loaded share it
         model.args.cache_ram = -(-n_bytes_for_prompts(model.args.cache_ram) // (min(n_most, len(found)) << 20))
-    models = Models(servers, n_most=n_most, is_lazy=is_lazy, is_strict=flags.strict_model)
+    models = Models(servers, n_most=n_most, is_lazy=is_lazy, is_strict=args.strict_model)
     with ExitStack() as stack:
         listeners: list[socket.socket] = []
-        for host in split(flags.host):  # any free port is one for all of them
-            port = listeners[0].getsockname()[1] if listeners else flags.port
+        for host in split(args.host):  # any free port is one for all of them
+            port = listeners[0].getsockname()[1] if listeners else args.port
             listeners.append(stack.enter_context(process.listening(host, port)))
         process.serve(models, listeners, verbosity=args.verbose)
     if models.failure is not None:
@@ -168,30 +110,25 @@ def _run(parser: Parser, typed: argparse.Namespace) -> int:
     return 0
 
 
-def _flags_of(args: argparse.Namespace) -> _Flags:
-    return _Flags(**{name: value for ((_, name),), value, _ in args.server_flags})
-
-
 def _server_of(model: ServedModel, metrics: Metrics | None, *, is_alone: bool) -> Server:
     """A model that is not loaded yet."""
     from augury.plugins.server.server import Server
 
-    args, flags = model.args, _flags_of(model.args)
-    args.max_queue = flags.max_queue
+    args = model.args
     warn_of_synthetic(args)
-    if flags.collect is not None and (args.spec_synth_rates is not None or args.spec_synth_len is not None):
+    if args.collect is not None and (args.spec_synth_rates is not None or args.spec_synth_len is not None):
         raise OptionError(
             "--collect keeps answers to learn from, but with synthetic acceptance (--spec-synth-rates, --spec-synth-len) they "
             "are not the model's; leave one of the two out"
         )
-    server = Server(_options_of(args, flags, model.names), partial(_load, args, template_of(args)))
+    server = Server(_options_of(args, model.names), partial(_load, args, template_of(args)))
     server.facts, server.metrics = partial(_facts_of, args, {}), metrics
     if not is_alone:
         server.measure = partial(memory_needed, args)
-    if flags.collect is not None:
+    if args.collect is not None:
         from augury.plugins.server.collection import Collection
 
-        server.collection = Collection(_folder("--collect", flags.collect))
+        server.collection = Collection(_folder("--collect", args.collect))
     return server
 
 
@@ -226,26 +163,26 @@ def _facts_of(args: argparse.Namespace, known: dict[Path, FileFacts]) -> FileFac
     return known[path]
 
 
-def _options_of(args: argparse.Namespace, flags: _Flags, names: Sequence[str]) -> ServerOptions:
+def _options_of(args: argparse.Namespace, names: Sequence[str]) -> ServerOptions:
     from augury.plugins.server.server import ServerOptions
 
-    if not split(flags.host):
+    if not split(args.host):
         raise OptionError(
             "--host names no address, expected some separated by commas; 0.0.0.0 and :: are all of this machine's"
         )
     key_file, cert_file, keys_file = (
-        None if name is None else Path(name) for name in (flags.ssl_key_file, flags.ssl_cert_file, flags.api_key_file)
+        None if name is None else Path(name) for name in (args.ssl_key_file, args.ssl_cert_file, args.api_key_file)
     )
     if (key_file is None) != (cert_file is None):
         raise OptionError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
     for file in filter(None, (key_file, cert_file)):
         if not os.access(file, os.R_OK):
             raise OptionError(f"{file} cannot be read")
-    for origin in split(flags.cors_origins):
+    for origin in split(args.cors_origins):
         if not (origin in ("*", "localhost") or _is_origin(origin)):
             raise OptionError(f"--cors-origins names {origin!r}, expected *, localhost or origins such as https://chat.example")
-    keys = [*split(flags.api_key)]
-    if flags.api_key is not None and not keys:  # from a variable that is not set, perhaps
+    keys = [*split(args.api_key)]
+    if args.api_key is not None and not keys:  # from a variable that is not set, perhaps
         raise OptionError("--api-key names no key; leave it out to serve everyone")
     if keys_file is not None:
         lines = [line.strip() for line in read_text(keys_file).splitlines()]
@@ -255,22 +192,22 @@ def _options_of(args: argparse.Namespace, flags: _Flags, names: Sequence[str]) -
     return ServerOptions(
         names=names,
         api_keys=tuple(keys),
-        cors_origins=split(flags.cors_origins),
-        timeout_s=flags.timeout,
-        sse_ping_interval=flags.sse_ping_interval,
-        shutdown_timeout_s=flags.shutdown_timeout,
-        max_body_bytes=flags.max_body_size << 20,
+        cors_origins=split(args.cors_origins),
+        timeout_s=args.timeout,
+        sse_ping_interval=args.sse_ping_interval,
+        shutdown_timeout_s=args.shutdown_timeout,
+        max_body_bytes=args.max_body_size << 20,
         params=request_params(args),
-        chat_template_kwargs=_thinking(flags) | (args.chat_template_kwargs or {}),
+        chat_template_kwargs=_thinking(args) | (args.chat_template_kwargs or {}),
         reasoning_format=args.reasoning_format,
-        reasoning_budget=flags.reasoning_budget,
-        pooling=flags.pooling,
-        shows_slots=flags.slots and not flags.no_slots,
-        takes_props=flags.props,
-        has_strict_fields=flags.strict_fields,
-        slot_save_path=None if flags.slot_save_path is None else _folder("--slot-save-path", flags.slot_save_path),
-        sleep_idle_s=flags.sleep_idle_seconds if flags.sleep_idle_seconds > 0 else None,
-        has_page=not flags.no_ui,
+        reasoning_budget=args.reasoning_budget,
+        pooling=args.pooling,
+        shows_slots=args.slots and not args.no_slots,
+        takes_props=args.props,
+        has_strict_fields=args.strict_fields,
+        slot_save_path=None if args.slot_save_path is None else _folder("--slot-save-path", args.slot_save_path),
+        sleep_idle_s=args.sleep_idle_seconds if args.sleep_idle_seconds > 0 else None,
+        has_page=not args.no_ui,
         ssl_key_file=key_file,
         ssl_cert_file=cert_file,
     )
@@ -282,10 +219,10 @@ def _folder(flag: str, name: str) -> Path:
     return Path(name).resolve()
 
 
-def _thinking(flags: _Flags) -> dict[str, Any]:
+def _thinking(args: argparse.Namespace) -> dict[str, Any]:
     """Variables of chat templates."""
-    found: dict[str, Any] = {} if flags.reasoning == "auto" else {"enable_thinking": flags.reasoning == "on"}
-    return found if flags.reasoning_effort == "default" else found | {"reasoning_effort": flags.reasoning_effort}
+    found: dict[str, Any] = {} if args.reasoning == "auto" else {"enable_thinking": args.reasoning == "on"}
+    return found if args.reasoning_effort == "default" else found | {"reasoning_effort": args.reasoning_effort}
 
 
 def _is_origin(text: str) -> bool:

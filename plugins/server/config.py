@@ -15,11 +15,11 @@ from augury.cli import Parser
 from augury.errors import OptionError
 from augury.files.models import source_of
 from augury.interfaces import Progress
-from augury.options import similar
+from augury.options import options_of, similar
+from augury.plugins.server.flags import ServerFlags
 
 _VARIABLE = "AUGURY_"
 _SWITCHES = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-_OF_MODELS = ("alias", "collect", "max_queue", "no_slots", "pooling", "slot_save_path", "slots", "sleep_idle_seconds")
 _FURTHER = "-of-"  # in the names of files that are parts of one model; the first of them stands for all
 
 
@@ -41,7 +41,7 @@ def models_of(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namesp
         ModelFileError: A model is none that there can be.
     """
     variables = _parsed(parser, _variables(parser), "the environment")
-    file = _value(args, "config") or _value(variables, "config")
+    file = args.config or variables.config
     found = {} if file is None else _read(Path(file))
     tables = found.pop("models", {})
     if not (isinstance(tables, dict) and all(isinstance(table, dict) for table in tables.values())):
@@ -52,18 +52,17 @@ def models_of(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namesp
     models = [ServedModel((_name_of(name),), _with_model(base, name)) for name in given if name not in tables]
     for name, table in tables.items():
         own = _parsed(parser, table, f"{file}, [models.{name}]")
-        for ((_, field),), _, flag in own.server_flags:
-            if not field.startswith(("reasoning", *_OF_MODELS)):
-                raise OptionError(f"{file}, [models.{name}]: {flag} holds for all models; give it above the tables")
+        if (wrong := next((flag for field, flag in own.typed.items() if field in options_of(ServerFlags)), None)) is not None:
+            raise OptionError(f"{file}, [models.{name}]: {wrong} holds for all models; give it above the tables")
         merged = _over(_over(_over(args, own), above), variables)
         models.append(
-            ServedModel((name, *split(_value(own, "alias"))), _with_model(merged, own.model if "model" in own.typed else name))
+            ServedModel((name, *split(own.alias)), _with_model(merged, own.model if "model" in own.typed else name))
         )
-    if (folder := _value(base, "models_dir")) is not None:
+    if (folder := base.models_dir) is not None:
         models += [ServedModel((path.stem,), _with_model(base, str(path))) for path in _files_in(Path(folder))]
     if not models:
         models = [ServedModel((_name_of(base.model),), base)]
-    if aliases := split(_value(base, "alias")):
+    if aliases := split(base.alias):
         if len(models) > 1:
             raise OptionError(
                 f"--alias names one model, and there are {len(models)}; give them other names by tables in --config"
@@ -88,11 +87,6 @@ def _name_of(reference: str) -> str:
 
 def _with_model(args: argparse.Namespace, model: str) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(args), "model": model})
-
-
-def _value(args: argparse.Namespace, name: str) -> Any:
-    """The value of one of the server's own flags, None where it is not given."""
-    return next((value for ((_, field),), value, _ in reversed(args.server_flags) if field == name), None)
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
@@ -150,8 +144,7 @@ def _parsed(parser: Parser, found: Mapping[str, Any], where: str) -> argparse.Na
                 raise OptionError(f"{where}: {key} is {value!r}, expected true or false")
             words += [flag] * value
         else:
-            is_repeated = isinstance(action, argparse._AppendAction)  # noqa: SLF001 - argparse tells it in no other way
-            words += [f"{flag}={text}" for text in (values if is_repeated else [",".join(values)])]
+            words += [f"{flag}={text}" for text in (values if action.default == [] else [",".join(values)])]  # it is collected
     try:
         return parser.parse_args(words)
     except OptionError as error:

@@ -125,7 +125,7 @@ def test_flags_of_conversations_mean_something_else_in_chat(capsys):
 def test_a_server_takes_what_is_for_servers(capsys):
     words = "--embedding --reranking --ui --threads-http 4 --reasoning-budget 9 -rea off"
     args = parsed(*words.split(), command="serve")
-    assert [value for _, value, _ in args.server_flags] == [9, "off"]
+    assert (args.reasoning_budget, args.reasoning) == (9, "off")
     assert capsys.readouterr().err.count("ignored") == 4
     with pytest.raises(OptionError, match="--reasoning-format none"):
         parsed("--skip-chat-parsing", command="serve")
@@ -154,7 +154,7 @@ def test_another_name_means_the_same(words, expected):
 def test_flags_of_vllm_are_told_by_what_augury_calls_them(capsys):
     line = "--max-model-len 2048 --max-num-seqs 8 --served-model-name x --enable-prefix-caching --dtype auto -tp 1"
     args = parsed(*line.split(), command="serve")
-    assert (args.ctx_size, args.parallel, [value for _, value, _ in args.server_flags]) == (2048, 8, ["x"])
+    assert (args.ctx_size, args.parallel, args.alias) == (2048, 8, "x")
     assert capsys.readouterr().err.count(" is ignored: ") == 3
     with pytest.raises(OptionError, match="--speculative-config: choose drafters with --spec-type"):
         parsed("--speculative-config", '{"method": "ngram"}', command="serve")
