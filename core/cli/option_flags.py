@@ -51,7 +51,7 @@ def add_option_flag(
 
 
 class _Keep(argparse.Action):
-    """Collects values with the options that they are for, and the flags that gave them; of no plugin's option keeps the last."""
+    """Collects values with the options that they are for, and the flags that gave them."""
 
     def __init__(self, *, targets: Targets, option: Option, **kwargs: Any) -> None:
         super().__init__(**kwargs)

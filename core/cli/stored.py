@@ -14,10 +14,9 @@ from attrs import frozen
 from augury.cli.inspect import by_type, size_text
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import align_rows
-from augury.errors import AuguryError, ModelFileError
+from augury.errors import AuguryError
 from augury.files.cache import cache_folder, packed_copies
-from augury.files.models import source_of
-from augury.interfaces import Source, StoredModel
+from augury.files.models import removable, remove_model, stored_models
 from augury.registry import Registry
 
 
@@ -89,9 +88,7 @@ def _as_json(listed: _Listed) -> dict[str, Any]:
 def _listed(registry: Registry) -> Iterator[_Listed]:
     from augury.files.gguf import ModelFile
 
-    folder = cache_folder("models")
-    short = {source.find(name, folder): name for source in registry.sources.values() for name in source.names()}
-    for source, model in _stored(registry):
+    for name, source, model in stored_models(registry):
         statuses = [path.stat() for path in model.files]
         try:
             with ModelFile.open(model.files[0]) as file:
@@ -99,7 +96,7 @@ def _listed(registry: Registry) -> Iterator[_Listed]:
         except AuguryError as error:
             architecture, quant = f"unreadable: {error}", "-"
         yield _Listed(
-            short.get(model.files[0], model.reference),
+            name,
             source.name,
             architecture,
             quant,
@@ -109,35 +106,11 @@ def _listed(registry: Registry) -> Iterator[_Listed]:
         )
 
 
-def _stored(registry: Registry) -> Iterator[tuple[type[Source], StoredModel]]:
-    for source in registry.sources.values():
-        for model in source.stored(cache_folder("models")):
-            yield source, model
-
-
 def _remove(args: argparse.Namespace) -> int:
-    chosen = [_removable(name, args.registry) for name in args.names]  # all are known before any is removed
-    for name, (source, model) in zip(args.names, chosen, strict=True):
-        packed = packed_copies(model.files[0])
-        n_bytes = sum(path.stat().st_size for path in [*model.files, *packed] if path.is_file())
-        source.remove(model, cache_folder("models"))
-        for path in packed:
-            path.unlink(missing_ok=True)
-        print_lines([f"removed {name}: {size_text(n_bytes)}"])
+    chosen = [removable(name, args.registry) for name in args.names]  # all are known before any is removed
+    for name, found in zip(args.names, chosen, strict=True):
+        print_lines([f"removed {name}: {size_text(remove_model(*found))}"])
     return 0
-
-
-def _removable(name: str, registry: Registry) -> tuple[type[Source], StoredModel]:
-    path = source_of(name, registry).find(name, cache_folder("models"))
-    if path is None:
-        raise ModelFileError(f"{name} is not on this machine; `augury list` shows what is")
-    found = next(((source, model) for source, model in _stored(registry) if path in model.files), None)
-    if found is None:
-        raise ModelFileError(f"{name} is {path}, which augury has not downloaded; remove the file yourself")
-    source, model = found
-    if not model.is_removable:
-        raise ModelFileError(f"{name} belongs to {source.name}, whose files augury only reads; remove it there")
-    return found
 
 
 def _cache(args: argparse.Namespace) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError
 from augury.files.atomic_file import sweep
-from augury.files.cache import cache_folder
+from augury.files.cache import cache_folder, packed_copies
 from augury.files.gguf import ModelFile
-from augury.interfaces import Progress, Source
+from augury.interfaces import Progress, Source, StoredModel
 from augury.options import nearest
 from augury.registry import Registry
 
@@ -61,3 +61,40 @@ def source_of(reference: str, registry: Registry) -> type[Source]:
     begun = [name for name in names if name.startswith(reference.lower())] if reference else []
     meant = f"; names that begin so: {', '.join(begun)}" if begun else nearest(reference, names)
     raise ModelFileError(f"{reference!r} is neither a file, nor OWNER/REPOSITORY of the Hub, nor a known model{meant}")
+
+
+def stored_models(registry: Registry) -> Iterator[tuple[str, type[Source], StoredModel]]:
+    """The models on this machine, each with the source that has it and its name: a short one where there is such."""
+    folder = cache_folder("models")
+    short = {source.find(name, folder): name for source in registry.sources.values() for name in source.names()}
+    for source in registry.sources.values():
+        for model in source.stored(folder):
+            yield short.get(model.files[0], model.reference), source, model
+
+
+def removable(name: str, registry: Registry) -> tuple[type[Source], StoredModel]:
+    """The stored model of a name or reference, and its source.
+
+    Raises:
+        ModelFileError: It is not here, or not augury's to remove.
+    """
+    path = source_of(name, registry).find(name, cache_folder("models"))
+    if path is None:
+        raise ModelFileError(f"{name} is not on this machine; `augury list` shows what is")
+    found = next(((source, model) for _, source, model in stored_models(registry) if path in model.files), None)
+    if found is None:
+        raise ModelFileError(f"{name} is {path}, which augury has not downloaded; remove the file yourself")
+    source, model = found
+    if not model.is_removable:
+        raise ModelFileError(f"{name} belongs to {source.name}, whose files augury only reads; remove it there")
+    return found
+
+
+def remove_model(source: type[Source], model: StoredModel) -> int:
+    """Remove a removable model and the packed weights made of it; returns how many bytes they had."""
+    packed = packed_copies(model.files[0])
+    n_bytes = sum(path.stat().st_size for path in [*model.files, *packed] if path.is_file())
+    source.remove(model, cache_folder("models"))
+    for path in packed:
+        path.unlink(missing_ok=True)
+    return n_bytes

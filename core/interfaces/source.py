@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
@@ -40,7 +40,13 @@ class FoundModel:
 
 
 class Source(Plugin, ABC):
-    """Where model files come from."""
+    """Where model files come from.
+
+    Attributes:
+        is_public: Whether a server's clients, where they may download, may name its models: what it has is everyone's to have.
+    """
+
+    is_public: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

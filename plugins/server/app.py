@@ -18,21 +18,23 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from augury.errors import AuguryError
 from augury.options import similar
 from augury.plugins.server import anthropic, health, rerank
+from augury.plugins.server.downloads import Downloads
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.foreign_fields import FOREIGN_NAMES, shown
-from augury.plugins.server.llama_cpp import completion, embedding, infill, props, slots, tokenize
+from augury.plugins.server.llama_cpp import completion, embedding, infill, props, router, slots, tokenize
 from augury.plugins.server.models import Models
 from augury.plugins.server.ollama import (
     chat as ollama_chat,
     embed as ollama_embed,
     generate as ollama_generate,
+    manage as ollama_manage,
     models as ollama_models,
 )
 from augury.plugins.server.openai import chat, completions, embeddings, models, responses
@@ -50,8 +52,8 @@ _ROUTERS = (
         embeddings.router,
         responses.router,
     ),
-    *(completion.router, embedding.router, infill.router, props.router, slots.router, tokenize.router),
-    *(ollama_chat.router, ollama_embed.router, ollama_generate.router, ollama_models.router),
+    *(completion.router, embedding.router, infill.router, props.router, router.router, slots.router, tokenize.router),
+    *(ollama_chat.router, ollama_embed.router, ollama_generate.router, ollama_manage.router, ollama_models.router),
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads, like the files below /static/
 _MAX_HEAD = 64 << 10  # bytes; h11 limits one that comes in parts
@@ -82,6 +84,7 @@ def make_app(models: Models) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         models.start()
         yield
+        app.state.downloads.close()
         await models.close()
 
     app = FastAPI(
@@ -93,12 +96,14 @@ def make_app(models: Models) -> FastAPI:
         redirect_slashes=False,
         responses={status: {"description": text, "content": _ERROR} for status, text in _ERRORS.items()},
     )
-    app.state.models = models
-    for router in _ROUTERS:
-        app.include_router(router)
+    app.state.models, app.state.downloads = models, Downloads(models)
+    for each in _ROUTERS:
+        app.include_router(each)
     add_docs(app)
     if options.has_page:
         add_page(app)
+    else:
+        app.add_api_route("/", _home, methods=["GET", "HEAD"], include_in_schema=False)  # by which Ollama's clients look for it
     for kind in (AuguryError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -114,6 +119,10 @@ def make_app(models: Models) -> FastAPI:
             allow_headers=["*"],
         )
     return app
+
+
+async def _home() -> PlainTextResponse:
+    return PlainTextResponse("augury is running")
 
 
 class _Gate:

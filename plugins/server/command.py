@@ -33,12 +33,12 @@ from augury.cli import (
     use_template,
     warn_of_synthetic,
 )
-from augury.errors import OptionError, UnsupportedError
+from augury.errors import AuguryError, OptionError, UnsupportedError
 from augury.files.cache import cache_folder
 from augury.files.models import source_of
 from augury.interfaces import Progress
 from augury.options import options_of
-from augury.plugins.server.config import ServedModel, models_of, split
+from augury.plugins.server.config import ServedModel, files_of, models_of, split
 from augury.plugins.server.flags import ServedModelFlags, ServerFlags
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from augury.plugins.server.server import Server, ServerOptions
 
 _N_SLOTS = 4
+_LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 _LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -86,19 +87,17 @@ def _run(parser: Parser, typed: argparse.Namespace) -> int:
     from augury.plugins.server.models import Models
 
     args, found = models_of(parser, typed)
-    metrics = None
-    if args.metrics:
-        from augury.plugins.server.metrics import Metrics
-
-        args.registry.hooks.register(metrics := Metrics())
-    servers = [_server_of(model, metrics, is_alone=len(found) == 1) for model in found]
-    _check_names(servers)
+    servers = _servers_of(found)
     wanted = {*typed.models, typed.model}  # at once: what -m names
-    is_lazy = len(found) > 1 and not wanted & {found[0].args.model, found[0].names[0]}
-    n_most = args.models_max or len(servers)
-    for model in found:  # those that are loaded share it
-        model.args.cache_ram = -(-n_bytes_for_prompts(model.args.cache_ram) // (min(n_most, len(found)) << 20))
-    models = Models(servers, n_most=n_most, is_lazy=is_lazy, is_strict=args.strict_model)
+    models = Models(
+        servers,
+        n_most=args.models_max,
+        is_lazy=len(found) > 1 and not wanted & {found[0].args.model, found[0].names[0]},
+        is_strict=args.strict_model,
+        loads=not args.no_models_autoload,
+        find=lambda: _servers_of(models_of(parser, typed)[1]),
+        registry=args.registry if args.manage_models else None,
+    )
     with ExitStack() as stack:
         listeners: list[socket.socket] = []
         for host in split(args.host):  # any free port is one for all of them
@@ -110,20 +109,34 @@ def _run(parser: Parser, typed: argparse.Namespace) -> int:
     return 0
 
 
-def _server_of(model: ServedModel, metrics: Metrics | None, *, is_alone: bool) -> Server:
-    """A model that is not loaded yet."""
+def _servers_of(found: Sequence[ServedModel]) -> list[Server]:
+    """The models, none of them loaded."""
+    servers = [_server_of(model, len(found)) for model in found]
+    _check_names(servers)
+    return servers
+
+
+def _server_of(model: ServedModel, n_models: int) -> Server:
     from augury.plugins.server.server import Server
 
-    args = model.args
+    args, metrics = argparse.Namespace(**vars(model.args)), None
+    n_sharing = min(args.models_max or n_models, n_models)  # of the memory for prompts, those that are loaded
+    args.cache_ram = -(-n_bytes_for_prompts(args.cache_ram) // (n_sharing << 20))
     warn_of_synthetic(args)
     if args.collect is not None and (args.spec_synth_rates is not None or args.spec_synth_len is not None):
         raise OptionError(
             "--collect keeps answers to learn from, but with synthetic acceptance (--spec-synth-rates, --spec-synth-len) they "
             "are not the model's; leave one of the two out"
         )
-    server = Server(_options_of(args, model.names), partial(_load, args, template_of(args)))
-    server.facts, server.metrics = partial(_facts_of, args, {}), metrics
-    if not is_alone:
+    if args.metrics:
+        from augury.plugins.server.metrics import Metrics
+
+        metrics = Metrics()
+    server = Server(_options_of(args, model.names), partial(_load, args, template_of(args), metrics), metrics=metrics)
+    server.facts, server.files = partial(_facts_of, args, {}), files_of(args)
+    server.key = model.names[0], repr(model.args), *((path, path.stat().st_mtime_ns) for path in server.files)
+    server.is_given, server.is_hidden = model.is_given, model.is_hidden
+    if n_models > 1 or args.manage_models:
         server.measure = partial(memory_needed, args)
     if args.collect is not None:
         from augury.plugins.server.collection import Collection
@@ -144,8 +157,11 @@ def _check_names(servers: Sequence[Server]) -> None:
         raise OptionError("--collect keeps the tokens of one model, and there are several; give it in the table of one")
 
 
-def _load(args: argparse.Namespace, template: str | None, progress: Progress) -> Engine:
-    """Load the engine, with another chat template if one is given."""
+def _load(args: argparse.Namespace, template: str | None, metrics: Metrics | None, progress: Progress) -> Engine:
+    """Load the engine, with another chat template if one is given, and plugins of its own where they count for one model."""
+    if metrics is not None:
+        args = argparse.Namespace(**{**vars(args), "registry": Registry.discover()})
+        args.registry.hooks.register(metrics)
     engine = load_engine(args, args.spec_type, args.model_draft, progress)
     use_template(engine, template, parse_special=args.parse_special)
     return engine
@@ -159,7 +175,10 @@ def _facts_of(args: argparse.Namespace, known: dict[Path, FileFacts]) -> FileFac
     if path is None:
         return FileFacts()
     if path not in known:
-        known[path] = FileFacts.of(path, overrides_of(args))
+        try:
+            known[path] = FileFacts.of(path, overrides_of(args))
+        except AuguryError:  # told when the model is loaded
+            known[path] = FileFacts()
     return known[path]
 
 
@@ -189,6 +208,10 @@ def _options_of(args: argparse.Namespace, names: Sequence[str]) -> ServerOptions
         keys += [line for line in lines if line and not line.startswith("#")]
         if not keys:
             raise OptionError(f"{keys_file} holds no keys; leave --api-key-file out to serve everyone")
+    if args.manage_models and not keys and (hosts := [host for host in split(args.host) if host not in _LOOPBACKS]):
+        raise OptionError(
+            f"--manage-models lets clients download and remove models, everyone who reaches {hosts[0]}; set --api-key"
+        )
     return ServerOptions(
         names=names,
         api_keys=tuple(keys),

@@ -1,21 +1,25 @@
-"""Which models `augury serve` has, and the flags of each: by -m, --models-dir, --config and environment variables."""
+"""Which models `augury serve` has, and the flags of each: by flags, --config, environment variables, and what is stored."""
 
 from __future__ import annotations
 
 import argparse
+import configparser
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.cli import Parser
-from augury.errors import OptionError
-from augury.files.models import source_of
+from augury.errors import AuguryError, OptionError
+from augury.files.cache import cache_folder
+from augury.files.models import source_of, stored_models
 from augury.interfaces import Progress
 from augury.options import options_of, similar
+from augury.plugins.server import store
 from augury.plugins.server.flags import ServerFlags
 
 _VARIABLE = "AUGURY_"
@@ -29,6 +33,8 @@ class ServedModel:
 
     names: tuple[str, ...]
     args: argparse.Namespace
+    is_given: bool = True  # by the operator
+    is_hidden: bool = False  # from lists
 
 
 def models_of(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namespace, list[ServedModel]]:
@@ -42,7 +48,7 @@ def models_of(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namesp
     """
     variables = _parsed(parser, _variables(parser), "the environment")
     file = args.config or variables.config
-    found = {} if file is None else _read(Path(file))
+    found = {} if file is None else _read(Path(file), parser)
     tables = found.pop("models", {})
     if not (isinstance(tables, dict) and all(isinstance(table, dict) for table in tables.values())):
         raise OptionError(f"{file}: models is no table of tables, expected [models.NAME] before the keys of each model")
@@ -55,12 +61,11 @@ def models_of(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namesp
         if (wrong := next((flag for field, flag in own.typed.items() if field in options_of(ServerFlags)), None)) is not None:
             raise OptionError(f"{file}, [models.{name}]: {wrong} holds for all models; give it above the tables")
         merged = _over(_over(_over(args, own), above), variables)
-        models.append(
-            ServedModel((name, *split(own.alias)), _with_model(merged, own.model if "model" in own.typed else name))
-        )
+        models.append(ServedModel((name, *split(own.alias)), _with_model(merged, own.model if "model" in own.typed else name)))
     if (folder := base.models_dir) is not None:
         models += [ServedModel((path.stem,), _with_model(base, str(path))) for path in _files_in(Path(folder))]
-    if not models:
+    stored = _stored(base, models) if base.manage_models else []
+    if not models and not stored:
         models = [ServedModel((_name_of(base.model),), base)]
     if aliases := split(base.alias):
         if len(models) > 1:
@@ -72,7 +77,20 @@ def models_of(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namesp
         source = source_of(model.args.model, args.registry)
         if source.name == "path":  # others may have to download it
             source.fetch(model.args.model, Path(), Progress())
-    return base, sorted(models, key=lambda model: model.names[0] in tables and model.names[0] not in given)
+    models.sort(key=lambda model: model.names[0] in tables and model.names[0] not in given)
+    models += stored
+    if base.manage_models:
+        models = [evolve(model, names=(*model.names, *_aliases_of(model.names[0], models))) for model in models]
+    return base, models
+
+
+def files_of(args: argparse.Namespace) -> list[Path]:
+    """The files of a model and its draft model that are here already, of a split one the first."""
+    found = []
+    for reference in filter(None, (args.model, args.model_draft)):
+        with suppress(AuguryError):  # told when the model is loaded
+            found.append(source_of(reference, args.registry).find(reference, cache_folder("models")))
+    return [path for path in found if path is not None]
 
 
 def split(text: str | None) -> tuple[str, ...]:
@@ -83,6 +101,25 @@ def split(text: str | None) -> tuple[str, ...]:
 def _name_of(reference: str) -> str:
     """A model's name where none is given: that of a file, without its folder."""
     return Path(reference).stem if reference.endswith(".gguf") else reference
+
+
+def _stored(base: argparse.Namespace, given: Sequence[ServedModel]) -> list[ServedModel]:
+    """The models on this machine beside those that are given; those that a given one hides can still be asked for."""
+    names = {name for model in given for name in model.names}
+    hidden = {path for model in given if model.args.dedup_cache_models for path in files_of(model.args)}
+    found = []
+    for known, _, model in stored_models(base.registry):
+        name = known.removeprefix("hf:")
+        if name not in names:
+            args = _with_model(base, model.reference)
+            found.append(ServedModel((name,), args, is_given=False, is_hidden=model.files[0] in hidden))
+    return found
+
+
+def _aliases_of(name: str, models: Sequence[ServedModel]) -> list[str]:
+    """The names that clients gave a model; one that a model has by itself is that one's."""
+    taken = {each for model in models for each in model.names}
+    return [alias for alias, meant in store.aliases().items() if meant == name and alias not in taken]
 
 
 def _with_model(args: argparse.Namespace, model: str) -> argparse.Namespace:
@@ -98,13 +135,34 @@ def _files_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, parser: Parser) -> dict[str, Any]:
+    """The keys of a TOML file, or of an INI file as llama.cpp's router has them."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        return tomllib.loads(text) if path.suffix != ".ini" else _read_presets(text, parser)
     except OSError as error:
         raise OptionError(f"--config: {path}: {error.strerror}") from error
-    except ValueError as error:  # no TOML, or no UTF-8
-        raise OptionError(f"--config: {path} is not TOML: {error}") from error
+    except (ValueError, configparser.Error) as error:  # no TOML, or no UTF-8
+        raise OptionError(f"--config: {path} is not {'INI' if path.suffix == '.ini' else 'TOML'}: {error}") from error
+
+
+def _read_presets(text: str, parser: Parser) -> dict[str, Any]:
+    """What llama.cpp's presets say: a section for each model, and `[*]`, or what comes before the first, for all."""
+    presets = configparser.ConfigParser(strict=False, interpolation=None, default_section="")
+    presets.optionxform = str  # type: ignore[assignment, method-assign] # short flags differ by case
+    presets.read_string(f"[*]\n{text}")
+    found = {name: _typed(parser, dict(presets[name])) for name in presets.sections()}
+    above = found.pop("*")
+    above.pop("version", None)
+    return above | {"models": found}
+
+
+def _typed(parser: Parser, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Values that stand as texts; those of flags without a value are true or false."""
+    found: dict[str, Any] = {}
+    for key, text in texts.items():
+        found[key] = _SWITCHES.get(text.lower(), text) if _is_switch(parser, _flag_of(parser, key)) else text
+    return found
 
 
 def _variables(parser: Parser) -> dict[str, Any]:
@@ -115,11 +173,23 @@ def _variables(parser: Parser) -> dict[str, Any]:
         if not variable.startswith(_VARIABLE):
             continue
         if f"--{name}" in parser.flags:
-            found[name] = _SWITCHES.get(value.lower(), value) if parser.flags[f"--{name}"].nargs == 0 else value
+            found[name] = value
         elif (close := similar(name, _keys(parser))) is not None:
             meant = _VARIABLE + close.upper().replace("-", "_")
             raise OptionError(f"there is no environment variable {variable}; did you mean {meant!r}?")
-    return found
+    return _typed(parser, found)
+
+
+def _is_switch(parser: Parser, flag: str) -> bool:
+    if (other := parser.foreign.get(flag)) is not None:
+        return not other.n_values and not other.is_value_optional
+    return flag in parser.flags and parser.flags[flag].nargs == 0
+
+
+def _flag_of(parser: Parser, key: str) -> str:
+    """The flag of a key, of this program or another; empty where there is none."""
+    spellings = f"--{key.replace('_', '-')}", f"-{key}"
+    return next((each for each in spellings if each in parser.flags or each in parser.foreign), "")
 
 
 def _keys(parser: Parser) -> list[str]:
@@ -130,21 +200,23 @@ def _parsed(parser: Parser, found: Mapping[str, Any], where: str) -> argparse.Na
     """The flags that keys and their values mean."""
     words = []
     for key, value in found.items():
-        spellings = f"--{key.replace('_', '-')}", f"-{key}"
-        flag = next((each for each in spellings if each in parser.flags), "")
-        if (action := parser.flags.get(flag)) is None or "help" in flag:
+        flag = _flag_of(parser, key)
+        if not flag or "help" in flag:
             close = similar(key, _keys(parser))
             meant = "augury serve --help-all lists the flags" if close is None else f"did you mean {close!r}?"
             raise OptionError(f"{where}: there is no key {key!r}; {meant}")
         if isinstance(value, dict):
             raise OptionError(f"{where}: {key} is a table, expected a value")
         values = [*map(_text, value)] if isinstance(value, list) else [_text(value)]
-        if action.nargs == 0:
+        action = parser.flags.get(flag)
+        if _is_switch(parser, flag):
             if not isinstance(value, bool):
                 raise OptionError(f"{where}: {key} is {value!r}, expected true or false")
             words += [flag] * value
         else:
-            words += [f"{flag}={text}" for text in (values if action.default == [] else [",".join(values)])]  # it is collected
+            words += [
+                f"{flag}={text}" for text in (values if action is not None and action.default == [] else [",".join(values)])
+            ]
     try:
         return parser.parse_args(words)
     except OptionError as error:

@@ -29,7 +29,7 @@ LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjso
 """Those of routes that may answer by lines of JSON."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_PING = format_sse_event(comment="ping")
+PING = format_sse_event(comment="ping")
 """A keep-alive: clients ignore comments."""
 
 
@@ -106,7 +106,7 @@ async def stream(
     *,
     error_event: str | None = None,
     until: Until | None = None,
-    ping: bytes = _PING,
+    ping: bytes = PING,
     has_progress: bool = False,
     as_lines: bool = False,
 ) -> StreamingResponse:

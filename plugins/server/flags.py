@@ -13,8 +13,16 @@ class ServerFlags:
 
     host: str = option("127.0.0.1", help="addresses to listen on, separated by commas")
     port: int = option(8080, ge=0, le=65535, help="port to listen on; 0: any free port")
-    config: str | None = option(None, help="TOML file of flags, with a table [models.NAME] of flags for each model")
+    config: str | None = option(
+        None,
+        aliases=["models-preset"],
+        help="TOML file of flags, with a table [models.NAME] of flags for each model; an .ini file is read as llama.cpp does",
+    )
     models_dir: str | None = option(None, help="folder whose models can be asked for")
+    manage_models: bool = option(
+        False, help="serve all models on this machine, and let clients download more, remove them, and give them other names"
+    )
+    no_models_autoload: bool = option(False, help="load models only when clients ask for it at /models/load")
     models_max: int = option(4, ge=0, help="how many models are loaded at a time; 0: as many as memory has room for")
     strict_model: bool = option(False, help="refuse requests for other names where there is one model, too")
     strict_fields: bool = option(False, help="refuse other servers' fields, also where their value means nothing here")
@@ -45,6 +53,7 @@ class ServedModelFlags:
     alias: str | None = option(
         None, aliases=["a"], help="names of the model, separated by commas; without it the name that -m gives"
     )
+    dedup_cache_models: bool = option(False, help="leave the model's file out of the list of --manage-models")
     max_queue: int = option(256, ge=0, help="how many requests may wait for a slot; further ones get 429")
     slots: bool = option(True, help="answer /slots, which shows what each slot does")
     no_slots: bool = option(False, help="do not answer /slots")

@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.json_route import api_router
+from augury.plugins.server.metrics import exposition
 from augury.plugins.server.models import AllModels
 
 router = api_router()
@@ -40,12 +41,18 @@ async def version() -> dict[str, str]:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 def metrics(models: AllModels) -> Response:
-    """Give the counters of the server's life, over all models, for Prometheus."""
-    found = models.servers[0].metrics  # all have the same
-    if found is None:
+    """Give the counters of the server's life for Prometheus; where there are several models, each with its name."""
+    counted = [
+        (
+            {"model": server.name} if models.are_several else {},
+            server.metrics,
+            server.engine.stats() if server.has_figures else None,
+        )
+        for server in models.servers
+        if server.metrics is not None
+    ]
+    if not counted:
         raise RequestError(501, "this server counts nothing for Prometheus; start it with --metrics")
-    answer = Response(
-        found.text([server.engine.stats() for server in models.servers if server.has_figures]), media_type=CONTENT_TYPE_LATEST
-    )
+    answer = Response(exposition(counted), media_type=CONTENT_TYPE_LATEST)
     answer.raw_headers.append((b"Process-Start-Time-Unix", str(_STARTED).encode()))  # as some clients of llama.cpp's spell it
     return answer

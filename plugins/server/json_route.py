@@ -16,7 +16,9 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json, to_json
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from augury.plugins.server import loading_stream
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import N_FIELDS, Fields
 from augury.plugins.server.foreign_fields import first_foreign
@@ -99,6 +101,12 @@ class _Route(APIRoute):
             return await handle(_Request(request.scope, request.receive))
 
         return handle_request
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST" and not all(server.is_ready for server in scope["app"].state.models.servers):
+            await loading_stream.answer(super().handle, scope, receive, send)
+        else:
+            await super().handle(scope, receive, send)
 
 
 class _UntypedRoute(_Route):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
@@ -85,8 +85,12 @@ _HISTOGRAMS = {  # by attribute of `Timings`
 }
 
 
-class Metrics(Collector):
-    """Counts over the life of the server, over all engines that it loads; it observes them as a plugin does."""
+class Metrics:
+    """Counts over the life of the server, over all engines of a model; it observes them as a plugin does.
+
+    Attributes:
+        latencies: The histograms.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,10 +99,9 @@ class Metrics(Collector):
         self._n_sequences = self._n_passes = 0  # of the engine's thread, which alone writes them
         self._longest = 0
         self._last: Counter[str] = Counter()  # totals at the last look
-        self._engines: Sequence[EngineStats] = ()
-        self._latencies = CollectorRegistry()
+        self.latencies = CollectorRegistry()
         self._histograms = {
-            figure: Histogram(name, text, ["model_name"], registry=self._latencies, buckets=buckets)
+            figure: Histogram(name, text, ["model_name"], registry=self.latencies, buckets=buckets)
             for figure, (name, text, buckets) in _HISTOGRAMS.items()
         }
 
@@ -142,32 +145,19 @@ class Metrics(Collector):
                     for position, n in enumerate(getattr(each, figure)):
                         self._of_drafters[figure, name, str(position)] += n
 
-    def text(self, engines: Sequence[EngineStats]) -> bytes:
-        """The text that Prometheus reads; rates are since the last look."""
-        registry = CollectorRegistry(auto_describe=False)
+    def sample(self, engine: EngineStats | None) -> Iterator[tuple[Any, str, str, Mapping[str, str], float]]:
+        """The figures now: kind, name, text, labels and value of each. Rates are since the last time."""
         with self._lock:
-            self._engines = engines
-            registry.register(self)
-            return generate_latest(registry) + generate_latest(self._latencies)
-
-    def describe(self) -> list[Metric]:
-        """Nothing: registering is not looking."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
-        totals, last = self._totals, self._last
-        self._last = totals.copy()
-        passes = {"n_passes": self._n_passes}
+            totals, last = self._totals.copy(), self._last
+            of_drafters = self._of_drafters.copy()
+            self._last = totals
+        totals["n_passes"] = self._n_passes
         for figure, (name, text) in _COUNTERS.items():
-            yield CounterMetricFamily(name, text, value=passes.get(figure, totals[figure]))
+            yield CounterMetricFamily, name, text, {}, totals[figure]
         for figures, labels in ((_BY_DRAFTER, ["drafter"]), (_BY_POSITION, ["drafter", "position"])):
-            for figure, (name, text) in figures.items():
-                family = CounterMetricFamily(name, text, labels=labels)
-                for (which, *of), n in self._of_drafters.items():
-                    if which == figure:
-                        family.add_metric(of, n)
-                yield family
+            for (figure, *of), n in of_drafters.items():
+                if figure in figures:
+                    yield CounterMetricFamily, *figures[figure], dict(zip(labels, of, strict=True)), n
         gauges = {
             "llamacpp:prompt_tokens_seconds": (
                 "Prompt tokens per second, since the last look.",
@@ -177,13 +167,39 @@ class Metrics(Collector):
                 "Tokens per second, since the last look.",
                 _rate(totals, last, "n_timed", "predict_s"),
             ),
-            "llamacpp:requests_processing": ("Requests that have a slot.", sum(each.n_running for each in self._engines)),
-            "llamacpp:requests_deferred": ("Requests that wait for a slot.", sum(each.n_waiting for each in self._engines)),
+            "llamacpp:requests_processing": ("Requests that have a slot.", 0 if engine is None else engine.n_running),
+            "llamacpp:requests_deferred": ("Requests that wait for a slot.", 0 if engine is None else engine.n_waiting),
             "llamacpp:n_tokens_max": ("Tokens of the longest request so far, with its prompt.", self._longest),
             "llamacpp:n_busy_slots_per_decode": ("Mean number of slots in a pass.", self._n_sequences / max(self._n_passes, 1)),
         }
         for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(name, text, value=value)
+            yield GaugeMetricFamily, name, text, {}, value
+
+
+class _Samples(Collector):
+    """The figures of all models, as they were taken."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """See `Collector`."""
+        return self._families
+
+
+def exposition(models: Sequence[tuple[Mapping[str, str], Metrics, EngineStats | None]]) -> bytes:
+    """The text that Prometheus reads, of models each with labels of its own."""
+    families: dict[str, Any] = {}
+    for of_model, metrics, engine in models:
+        for kind, name, text, labels, value in metrics.sample(engine):
+            labels = {**of_model, **labels}  # noqa: PLW2901
+            family = families.setdefault(name, kind(name, text, labels=[*labels]))
+            family.add_metric([*labels.values()], value)
+        for family in metrics.latencies.collect():
+            families.setdefault(family.name, Metric(family.name, family.documentation, family.type)).samples += family.samples
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Samples(families.values()))
+    return generate_latest(registry)
 
 
 def _rate(totals: Counter[str], last: Counter[str], n: str, seconds: str) -> float:

@@ -16,9 +16,12 @@ from augury.cli import say
 from augury.errors import AuguryError, CapacityError
 from augury.log import get_logger
 from augury.memory_limit import n_bytes_of_machine
+from augury.plugins.server import store
 from augury.plugins.server.errors import RequestError, as_request_error
+from augury.plugins.server.events import Events, run_watched
 from augury.plugins.server.generation import disconnect, too_long
 from augury.plugins.server.server import LoadingProgress, Server
+from augury.registry import Registry
 
 _N_SHOWN = 100  # characters of a name
 _ENDING = "the server ends"
@@ -32,25 +35,43 @@ class Models:
 
     Attributes:
         servers: The models; a request that names none is for the first.
+        events: What happens to them.
+        registry: Knows the models that clients may have downloaded; None: they may change nothing here.
         url: Where the server listens.
         failure: Why the server ends: its only model cannot be loaded.
         on_failure: Called then.
     """
 
-    def __init__(self, servers: Sequence[Server], *, n_most: int = 1, is_lazy: bool = False, is_strict: bool = False) -> None:
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        *,
+        n_most: int = 1,
+        is_lazy: bool = False,
+        is_strict: bool = False,
+        loads: bool = True,
+        find: Callable[[], Sequence[Server]] | None = None,
+        registry: Registry | None = None,
+    ) -> None:
         """Serve these models.
 
         Args:
             servers: At least one.
-            n_most: So many of them at a time.
+            n_most: So many of them are loaded at a time; 0: any number.
             is_lazy: Whether the first is loaded when it is asked for, and not when the server starts.
             is_strict: Whether unknown names are refused where there is one model, too.
+            loads: Whether requests load the models that they name.
+            find: Looks which models there are now, for `reload`.
+            registry: See above.
         """
         self.servers, self.n_most, self.options, self._is_lazy = servers, n_most, servers[0].options, is_lazy
+        self.loads, self.registry, self._find, self.events = loads, registry, find, Events()
+        self._reloading = asyncio.Lock()
+        self._removed: Sequence[Server] = ()  # of which some still answer
         self.url = ""
         self.on_failure: Callable[[], object] = lambda: None
         self.failure: AuguryError | None = None
-        self._is_strict = is_strict or self.are_several
+        self._is_strict = is_strict
         self._starting = None if is_lazy or self.are_several else servers[0]  # whoever asks for it is told how far it is
         self._changing = asyncio.Lock()  # held while an engine is loaded or closed; whoever asks first has it first
         self._queued = set[Server]()  # those for which that lock, or room, is waited for
@@ -62,13 +83,13 @@ class Models:
 
     @property
     def are_several(self) -> bool:
-        """Whether there is more than one model."""
-        return len(self.servers) > 1
+        """Whether there is more than one model, or may be."""
+        return len(self.servers) > 1 or self.registry is not None
 
     @property
     def names(self) -> list[str]:
-        """All names of all models."""
-        return [name for server in self.servers for name in server.options.names]
+        """All names of all models that are listed."""
+        return [name for server in self.servers if not server.is_hidden for name in server.options.names]
 
     def check_started(self) -> None:
         """Raises RequestError while the only model is loaded for the first time."""
@@ -84,12 +105,44 @@ class Models:
         self.check_started()
         if not isinstance(name, str):
             return self.servers[0]
-        wanted = {name, name.removesuffix(":latest")}  # as Ollama's clients call a model without a tag
-        found = next((server for server in self.servers if wanted & {*server.options.names}), None)
-        if found is None and (self._is_strict or is_strict):
+        found = self.known(name)
+        if found is None and (self._is_strict or self.are_several or is_strict):
             message = f"model {name[:_N_SHOWN]!r} not found; this server has {', '.join(self.names)}"
             raise RequestError(404, message, param="model", code="model_not_found")
         return found or self.servers[0]
+
+    def known(self, name: str) -> Server | None:
+        """The model of a name, or the file that a client has named in another way, if there is one."""
+        wanted = {name, name.removesuffix(":latest")}  # as Ollama's clients call a model without a tag
+        found = next((server for server in self.servers if wanted & {*server.options.names}), None)
+        if found is None and self.registry is not None and (path := store.path_of(min(wanted), self.registry)) is not None:
+            found = next((server for server in self.servers if path in server.files), None)
+        return found
+
+    async def reload(self) -> None:
+        """Look again which models there are. Those that are as they were stay loaded, others end when they have answered.
+
+        Raises:
+            AuguryError: They are not what can be served; then all stays as it was.
+        """
+        if self._find is None:
+            return
+        async with self._reloading:
+            self._take(await to_thread.run_sync(self._find))
+
+    def _take(self, found: Sequence[Server]) -> None:
+        before = {server.key: server for server in self.servers}
+        for server in found:
+            if (same := before.get(server.key)) is not None:
+                same.options, same.is_hidden = server.options, server.is_hidden  # it may have other names
+        self.servers = [before.get(server.key, server) for server in found]
+        for server in before.values():
+            if server not in self.servers:
+                self._removed = [*(each for each in self._removed if each.is_ready), server]
+                server.progress.is_stopped = True
+                self.unload(server)
+                self.events.tell(server.name, "model_remove")
+        self.events.tell("*", "models_reload")
 
     def start(self) -> None:
         """Say what is served, and begin to load the first model."""
@@ -119,8 +172,12 @@ class Models:
         """Keep a model loaded for a request, and wait for it if it has to be loaded.
 
         Raises:
-            RequestError: It cannot be loaded, or the time is up.
+            RequestError: It cannot be loaded, is not to be, or the time is up.
         """
+        loads = http.query_params.get("autoload", str(self.loads)).lower() in ("true", "1")
+        if not loads and not server.is_ready and server.loading is None:
+            message = f"{server.name} is not loaded, and no request loads it here; ask POST /models/load to"
+            raise RequestError(400, message, param="model", code="model_not_loaded")
         with self._held(server):
             server.idle_s = server.options.sleep_idle_s
             if not server.is_ready:
@@ -131,22 +188,34 @@ class Models:
         """Cancel running requests: each client is told that the server ends."""
         self._is_ending = True
         self._is_freed.set()
-        for server in self.servers:
+        for server in self._all:
             server.progress.is_stopped = True
-        for server in self.servers:
+        for server in self._all:
             if server.is_ready:
                 await to_thread.run_sync(server.engine.close)
 
     async def close(self) -> None:
         """Stop loading, or close all engines, which cancels running requests."""
         await self.end_requests()
-        for server in self.servers:
+        for server in self._all:
             if server.timer is not None:
                 server.timer.cancel()
             if server.loading is not None:
                 await asyncio.wait([server.loading])
             if server.is_ready:
                 await self._close(server)
+
+    @property
+    def _all(self) -> Sequence[Server]:
+        return (*self.servers, *self._removed)
+
+    def _tell(self, server: Server) -> None:
+        data: dict[str, Any] = {"status": server.status}
+        if server.state == "loading":
+            data["progress"] = server.progress.seen
+        if server.status == "unloaded":
+            data["exit_code"] = int(server.failure is not None)
+        self.events.tell(server.name, "model_status", **data)
 
     @contextmanager
     def _held(self, server: Server) -> Iterator[None]:
@@ -193,17 +262,17 @@ class Models:
         if server.loading is None:
             server.progress = LoadingProgress()
             server.loading = asyncio.create_task(self._open(server))
-            server.loading.add_done_callback(partial(_end_loading, server))
+            server.loading.add_done_callback(partial(self._end_loading, server))
         return server.loading
 
     async def _open(self, server: Server) -> None:
         try:
-            server.n_bytes = await to_thread.run_sync(server.measure, server.progress)
+            server.n_bytes = await run_watched(partial(server.measure, server.progress), partial(self._tell, server))
             self._queued.add(server)
             async with self._changing:
                 await self._make_room(server)
                 self._queued.discard(server)
-                await to_thread.run_sync(server.open)
+                await run_watched(server.open, partial(self._tell, server))
             self._starting = None
         except RequestError:
             raise
@@ -211,6 +280,13 @@ class Models:
             raise self._failed(server, error) from None
         finally:
             self._queued.discard(server)
+
+    def _end_loading(self, server: Server, task: asyncio.Task[None]) -> None:
+        if server.loading is task:
+            server.loading = None
+        if not task.cancelled():
+            task.exception()  # it was told to those who waited, of whom there may be none
+        self._tell(server)
 
     def _failed(self, server: Server, error: Exception) -> RequestError:
         """What clients are told where a model could not be loaded; without another model the server ends."""
@@ -237,8 +313,8 @@ class Models:
             sizes = f"{server.n_bytes / 2**30:.2f} GiB with its context, this machine has {n_there / 2**30:.2f} GiB"
             raise RequestError(503, f"{server.name} needs {sizes}; give it a smaller context (-c) or fewer slots (-np)")
         while not self._is_ending:
-            held = [each for each in self.servers if each.is_ready]
-            if len(held) < self.n_most and sum(each.n_bytes for each in (*held, server)) <= n_there:
+            held = [each for each in self._all if each.is_ready]
+            if (not self.n_most or len(held) < self.n_most) and sum(each.n_bytes for each in (*held, server)) <= n_there:
                 return
             self._is_freed.clear()
             if idle := [each for each in held if not each.n_requests]:
@@ -255,6 +331,7 @@ class Models:
         except Exception as error:  # noqa: BLE001 - of a plugin; the next request does without the plugin's leftovers
             message = f"{type(error).__name__}: {error}"
             get_logger("augury.server").error("the model could not be unloaded cleanly", error=message)
+        self._tell(server)
         if not self._is_ending:
             say(f"{server.name} {'sleeps' if is_sleeping else 'is unloaded'}")
 
@@ -262,13 +339,6 @@ class Models:
         task = asyncio.create_task(work)
         self._tasks.add(task)  # the loop alone would not keep it
         task.add_done_callback(self._tasks.discard)
-
-
-def _end_loading(server: Server, task: asyncio.Task[None]) -> None:
-    if server.loading is task:
-        server.loading = None
-    if not task.cancelled():
-        task.exception()  # it was told to those who waited, of whom there may be none
 
 
 async def _models_of(request: Request) -> Models:

@@ -71,6 +71,7 @@ def _process(models: Models, config: uvicorn.Config) -> uvicorn.Server:
 
         async def _end_requests(self) -> None:
             """End what still runs when its time is over, or at a second signal."""
+            models.events.end()
             with suppress(TimeoutError):
                 await asyncio.wait_for(is_hurried.wait(), models.options.shutdown_timeout_s)
             ending = (models.end_requests(), asyncio.sleep(_LAST_WORDS_S))  # the first may take as long as a round

@@ -92,6 +92,10 @@ class Server:
     facts: Callable[[], FileFacts] = FileFacts  # of the model's file
     metrics: Metrics | None = None  # None: nobody counts
     collection: Collection | None = None  # None: no request is kept
+    key: object = Factory(object)  # equal for models of one name, file and flags
+    files: Sequence[Path] = ()  # that the model was found in
+    is_given: bool = True  # by the operator; else it was found among those that are stored on this machine
+    is_hidden: bool = False  # from lists
     failure: AuguryError | None = None  # why there is no engine
     loading: asyncio.Task[None] | None = None
     is_sleeping: bool = False  # the engine is closed, and still has its figures
@@ -111,16 +115,28 @@ class Server:
     @property
     def state(self) -> Literal["unloaded", "loading", "loaded", "sleeping", "failed"]:
         """In a word."""
+        if self.is_ready:
+            return "loaded"
         if self.loading is not None:
             return "loading"
         if self._engine is not None:
-            return "sleeping" if self.is_sleeping else "loaded"
+            return "sleeping"
         return "unloaded" if self.failure is None else "failed"
+
+    @property
+    def status(self) -> str:
+        """The same in llama.cpp's words."""
+        return "unloaded" if self.state == "failed" else self.state
 
     @property
     def is_ready(self) -> bool:
         """Whether the model is loaded."""
         return self._engine is not None and not self.is_sleeping
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its file needs no download."""
+        return bool(self.files) or self.has_figures
 
     @property
     def has_figures(self) -> bool:

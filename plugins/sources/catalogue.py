@@ -46,6 +46,7 @@ class CatalogueSource(Source):
     """Asks the places of a model one after the other."""
 
     name = "catalogue"
+    is_public = True
 
     @classmethod
     def handles(cls, reference: str) -> bool:

@@ -37,6 +37,7 @@ class HuggingFaceSource(Source):
     """Downloads through huggingface_hub, which resumes and retries, and knows the user's token, mirror and cache."""
 
     name = "huggingface"
+    is_public = True
 
     @classmethod
     def handles(cls, reference: str) -> bool:

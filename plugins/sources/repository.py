@@ -87,4 +87,4 @@ def _fits(stem: str, quant: str) -> bool:
 
 
 def _quant_of(stem: str) -> str:
-    return match[1] if (match := _QUANT.search(stem)) else stem
+    return match[1].upper() if (match := _QUANT.search(stem)) else stem

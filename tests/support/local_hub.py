@@ -17,6 +17,7 @@ class Hub:
     def __init__(self):
         self.repositories = {}
         self.asked = []
+        self.address = ""
         self.cuts = 0  # how many downloads still break off
 
     def commit(self, repo):
@@ -99,7 +100,7 @@ def serving(monkeypatch, cache):
         server.hub = Hub()
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        address = f"http://127.0.0.1:{server.server_port}"
+        address = server.hub.address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))

@@ -18,11 +18,11 @@ router = api_router()
 @router.get("/props")
 def props(server: Named, models: AllModels) -> dict[str, Any]:
     """Describe the model and the settings; of one that is not loaded only what is known without it."""
-    several = {"role": "router", "max_instances": models.n_most, "models_autoload": True} if models.are_several else {}
+    several = {"role": "router", "max_instances": models.n_most, "models_autoload": models.loads} if models.are_several else {}
     return several | {
         "model_alias": server.name,
         "modalities": {"vision": False, "audio": False},
-        "build_info": f"augury {metadata.version('augury')}",
+        "build_info": f"b{metadata.version('augury')} (augury)",  # clients expect a b before the number
         "endpoint_slots": server.options.shows_slots,
         "endpoint_props": server.options.takes_props,
         "endpoint_metrics": server.metrics is not None,

@@ -82,7 +82,7 @@ def conversation(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
 @router.post("/api/chat", responses=LINES)
 async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""
-    clock, model = Clock(), body.model
+    clock, model = Clock(http), body.model
     if not body.messages:
         return loaded(model, _said, server)
     plan, params = await plan_chat(

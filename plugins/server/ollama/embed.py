@@ -39,7 +39,7 @@ class EmbeddingsRequest(ModelRequest):
 @router.post("/api/embed", response_model=dict[str, Any])
 async def embed_texts(body: EmbedRequest, http: Request, server: Serving) -> Response:
     """Embed texts, as vectors of length 1."""
-    clock, model = Clock(), body.model
+    clock, model = Clock(http), body.model
     texts = [body.input] if isinstance(body.input, str) else body.input
     found, n_tokens = await _embedded(server, http, texts, is_cut=body.truncate, normalize=True)
     check_dimensions(server, body.dimensions)

@@ -87,7 +87,7 @@ async def _plan(body: GenerateRequest, server: Server) -> tuple[Reader, dict[str
 @router.post("/api/generate", responses=LINES)
 async def generate_text(body: GenerateRequest, http: Request, server: Serving) -> Any:
     """Answer a text."""
-    clock, model = Clock(), body.model
+    clock, model = Clock(http), body.model
     if not body.prompt:
         return loaded(model, _said, server)
     reader, params = await _plan(body, server)

@@ -36,7 +36,9 @@ async def version() -> dict[str, str]:
 @router.get("/api/tags")
 def tags(models: AllModels) -> dict[str, Any]:
     """List the models."""
-    return {"models": [_listed(server, name) for server in models.servers for name in server.options.names]}
+    return {
+        "models": [_listed(server, name) for server in models.servers if not server.is_hidden for name in server.options.names]
+    }
 
 
 @router.get("/api/ps")

@@ -1,31 +1,28 @@
-"""`/v1/models` and, as llama.cpp's server has them, `/models`, `/models/load` and `/models/unload`."""
+"""`/v1/models`: the models and their states."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from augury.plugins.server.errors import RequestError
-from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router
-from augury.plugins.server.models import AllModels
+from augury.plugins.server.models import AllModels, Models
 from augury.plugins.server.server import Server
 
 router = api_router()
 _STARTED = int(time.time())
 
 
-class ModelName(Fields):
-    """Which model."""
-
-    model: str
-
-
 @router.get("/v1/models")
-@router.get("/models")
 def models(models: AllModels) -> dict[str, Any]:
     """List the models by all of their names, with their states."""
-    return {"object": "list", "data": [_model(server, name) for server in models.servers for name in server.options.names]}
+    return models_list(models)
+
+
+def models_list(models: Models) -> dict[str, Any]:
+    """All models, but those that are not to be listed."""
+    listed = [server for server in models.servers if not server.is_hidden]
+    return {"object": "list", "data": [_model(server, name) for server in listed for name in server.options.names]}
 
 
 @router.get("/v1/models/{name:path}")
@@ -34,28 +31,8 @@ def model(models: AllModels, name: str) -> dict[str, Any]:
     return _model(models.find(name, is_strict=True), name)
 
 
-@router.post("/models/load")
-async def load(body: ModelName, models: AllModels) -> dict[str, bool]:
-    """Begin to load a model; /models tells when that has ended."""
-    server = models.find(body.model, is_strict=True)
-    if server.is_ready:
-        raise RequestError(400, f"{server.name} is loaded already", param="model")
-    models.load(server)
-    return {"success": True}
-
-
-@router.post("/models/unload")
-async def unload(body: ModelName, models: AllModels) -> dict[str, bool]:
-    """Unload a model as soon as it has no requests."""
-    server = models.find(body.model, is_strict=True)
-    if not server.is_ready:
-        raise RequestError(400, f"{server.name} is not loaded", param="model")
-    models.unload(server)
-    return {"success": True}
-
-
 def _model(server: Server, name: str) -> dict[str, Any]:
-    status: dict[str, Any] = {"value": "unloaded" if server.state == "failed" else server.state}
+    status: dict[str, Any] = {"value": server.status}
     if server.state == "failed":
         status["failed"] = True
     if server.state == "loading":
@@ -67,6 +44,7 @@ def _model(server: Server, name: str) -> dict[str, Any]:
         "owned_by": "augury",
         "aliases": list(server.options.names),
         "status": status,
+        "can_remove": not server.is_given,
         "meta": _meta(server) if server.has_figures else None,
     }
 

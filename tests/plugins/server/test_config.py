@@ -1,5 +1,7 @@
 """Which models a server has, and with which flags: typed ones, those of a file, and environment variables."""
 
+import json
+
 import pytest
 from oracles.models import tiny_model
 
@@ -142,3 +144,73 @@ def test_the_memory_that_a_model_needs_counts_its_prompts():
         args = make_parser(REGISTRY, [*words, n_mib]).parse_args([*words, n_mib])
         sizes.append(memory_needed(args, Progress()))
     assert sizes[1] - sizes[0] == 7 << 20
+
+
+def test_llama_cpp_s_presets_are_read(served, tmp_path):
+    (tmp_path / "presets.ini").write_text(f"""
+    version = 1
+    [*]
+    c = 64
+    ; a comment
+    [a]
+    hf-repo = owner/none:Q8_0
+    spec-draft-hf = owner/draft
+    jinja = true
+    ignore-eos = 1
+    [b]
+    model = {tiny_model("llama-dense")}
+    c = 32
+    """)
+    found = models(served("--models-preset", str(tmp_path / "presets.ini")))
+    a, b = found["a",], found["b",]
+    assert (a.model, a.model_draft, a.ctx_size, a.ignore_eos, b.ctx_size) == (
+        "hf:owner/none:Q8_0",
+        "hf:owner/draft",
+        64,
+        True,
+        32,
+    )
+    (tmp_path / "presets.ini").write_text("[a\n")
+    with pytest.raises(OptionError, match="is not INI"):
+        served("--config", str(tmp_path / "presets.ini"))
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """Two models in the Hub's cache."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name, value in {"XDG_CACHE_HOME": tmp_path, "OLLAMA_MODELS": tmp_path / "none", "HOME": tmp_path}.items():
+        monkeypatch.setenv(name, str(value))
+    folder = tmp_path / "hub/models--owner--tiny-GGUF/snapshots/1"
+    folder.mkdir(parents=True)
+    for quant in ("f16", "Q8_0"):
+        (folder / f"tiny-{quant}.gguf").write_bytes(tiny_model("llama-dense").read_bytes())
+    (tmp_path / "augury/models").mkdir(parents=True)
+    aliases = {"mine": "owner/tiny-GGUF:F16", "owner/tiny-GGUF:Q8_0": "owner/tiny-GGUF:F16", "gone": "nobody"}
+    (tmp_path / "augury/models/aliases.json").write_text(json.dumps(aliases))
+
+
+@pytest.mark.usefixtures("stored")
+def test_what_is_stored_is_served_beside_what_is_given_by_its_names_and_aliases(served):
+    found = {model.names: model for model in served("--manage-models")[1]}
+    assert {*found} == {("owner/tiny-GGUF:F16", "mine"), ("owner/tiny-GGUF:Q8_0",)}
+    assert not any(model.is_given for model in found.values())
+    config = '[models.a]\nmodel = "owner/tiny-GGUF:F16"\ndedup-cache-models = true'
+    assert {(each.names[0], each.is_given, each.is_hidden) for each in served("--manage-models", config=config)[1]} == {
+        ("a", True, False),
+        ("owner/tiny-GGUF:F16", False, True),
+        ("owner/tiny-GGUF:Q8_0", False, False),
+    }
+    assert [*models(served())] == [("smollm2",)]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1,192.168.0.1"])
+def test_who_may_manage_models_is_everyone_on_this_machine_or_has_a_key(served, host):
+    from augury.plugins.server.command import _servers_of
+
+    words = ("--manage-models", "-m", str(tiny_model("llama-dense")), "--host", host)
+    with pytest.raises(OptionError, match="set --api-key"):
+        _servers_of(served(*words)[1])
+    assert _servers_of(served(*words, "--api-key", "x")[1])

@@ -4,14 +4,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.toys import ScriptedDrafter, toy_engine
 
-from augury.plugins.server.metrics import Metrics
+from augury.plugins.server.metrics import Metrics, exposition
 from augury.types import DrafterStats, Round, Summary, Timings
 
 GREEDY = {"temperature": 0.0}
 
 
 def read(metrics, engine=None):
-    families = text_string_to_metric_families(metrics.text([] if engine is None else [engine.stats()]).decode())
+    families = text_string_to_metric_families(exposition([({}, metrics, None if engine is None else engine.stats())]).decode())
     return {
         (sample.name, *sample.labels.values()): (family.type, sample.value) for family in families for sample in family.samples
     }
@@ -107,3 +107,14 @@ def test_the_times_of_a_request_are_in_order():
     assert 0 < times.queue_s < times.first_s < times.whole_s
     assert len(times.round_s) == 8
     assert times.first_s + sum(times.round_s) == pytest.approx(times.whole_s)
+
+
+def test_models_are_told_apart_by_a_label():
+    found = {name: Metrics() for name in "ab"}
+    for n, metrics in enumerate(found.values(), 1):
+        metrics.augury_request_done(summary=Summary(n_emitted=n, drafters={"d": DrafterStats(used=n)}))
+    text = exposition([({"model": name}, metrics, None) for name, metrics in found.items()]).decode()
+    for name, n in (("a", 1.0), ("b", 2.0)):
+        assert f'llamacpp:tokens_predicted_total{{model="{name}"}} {n}' in text
+        assert f'augury:spec_decode_num_drafts_total{{drafter="d",model="{name}"}} {n}' in text
+    assert text.count("# TYPE llamacpp:tokens_predicted_total counter") == 1

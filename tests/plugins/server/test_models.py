@@ -1,14 +1,17 @@
 """The models of a server: who is loaded when, who waits, and who makes room."""
 
 import asyncio
+import json
 import threading
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from oracles.models import tiny_model
 
+from augury import Engine
 from augury.errors import AuguryError, CapacityError
-from augury.plugins.server import models as models_module
+from augury.plugins.server import loading_stream, models as models_module
 from augury.plugins.server.app import make_app
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.models import Models
@@ -31,8 +34,8 @@ class FakeEngine:
 class Http:
     """A request whose client leaves when it is told to."""
 
-    def __init__(self):
-        self.left = asyncio.Event()
+    def __init__(self, **query):
+        self.left, self.query_params = asyncio.Event(), query
 
     async def receive(self):
         await self.left.wait()
@@ -306,3 +309,87 @@ def test_a_server_of_several_models_is_healthy_before_any_is_loaded_and_says_wha
 
     found = asyncio.run(look())
     assert (found["role"], found["max_instances"], found["model_alias"], found["is_sleeping"]) == ("router", 3, "b", True)
+
+
+def test_requests_load_nothing_where_they_are_not_to():
+    async def by_hand():
+        models = several("a", "b", loads=False)
+        with pytest.raises(RequestError, match="a is not loaded, and no request loads it here; ask POST /models/load to"):
+            await ask(models, "a")
+        assert await ask(models, "a", Http(autoload="true")) == "a"
+        assert await ask(models, "a") == "a"
+        with pytest.raises(RequestError, match="b is not loaded"):
+            await ask(several("a", "b"), "b", Http(autoload="false"))
+
+    asyncio.run(by_hand())
+
+
+def test_models_that_are_as_they_were_stay_loaded_when_others_are_looked_for():
+    def made(name, *aliases, key=None):
+        return Server(ServerOptions(names=(name, *aliases)), lambda _: FakeEngine(), key=key or name)
+
+    async def twice():
+        found = [made("a", "x"), made("b", key="other flags"), made("c")]
+        models = Models([made("a"), made("b"), made("d")], n_most=3, find=lambda: found)
+        models.servers[0].is_hidden, may_end = True, asyncio.Event()
+        busy = [asyncio.create_task(ask(models, name, until=may_end)) for name in "abd"]
+        await soon(lambda: states(models) == "loaded loaded loaded")
+        before = models.servers
+        with models.events.listening() as events:
+            await models.reload()
+            told = [events.get_nowait() for _ in range(events.qsize())]
+        assert [(each["model"], each["event"]) for each in told if each["event"] != "model_status"] == [
+            ("b", "model_remove"),
+            ("d", "model_remove"),
+            ("*", "models_reload"),
+        ]
+        assert (models.names, states(models)) == (["a", "x", "b", "c"], "loaded unloaded unloaded")
+        assert models.servers[0] is before[0]
+        assert before[1].is_ready  # it still answers
+        may_end.set()
+        await asyncio.gather(*busy)
+        await soon(lambda: not before[1].is_ready and not before[2].is_ready)
+        await models.close()
+
+    asyncio.run(twice())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        ("/completion", {"prompt": [1, 2, 3], "n_predict": 3}, None),
+        ("/v1/chat/completions", {"messages": []}, "a cannot be loaded"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a"}]}, "a cannot be loaded"),
+        ("/api/generate", {"prompt": "a"}, "a cannot be loaded"),
+    ],
+)
+def test_a_stream_tells_how_far_its_model_is_until_the_answer_comes(monkeypatch, path, body, error):
+    monkeypatch.setattr(loading_stream, "_SOON_S", 0.2)
+    monkeypatch.setattr(loading_stream, "_EVERY_S", 0.05)
+
+    def load(progress):
+        progress("load weights", 3, 4)
+        threading.Event().wait(1.0)
+        if error is not None:
+            raise AuguryError("planted")
+        return Engine.load(tiny_model("llama-dense"), backend="reference", spec_type=["none"], n_ctx=64)
+
+    async def streamed():
+        models = Models([Server(ServerOptions(names=("a",)), load), *several("b").servers])
+        async with over_http(models) as client:
+            answer = await client.post(path, json={**body, "model": "a", "stream": True})
+        await models.close()
+        return answer
+
+    answer = asyncio.run(streamed())
+    told = f"a is being loaded: {'load weights 75 %'}"
+    first, *_, last = answer.text.strip().split("\n" if path.startswith("/api") else "\n\n")
+    assert (answer.status_code, error is not None) == (200, error is not None and error in last)
+    if path.startswith("/api"):
+        parts = [json.loads(line) for line in answer.text.splitlines()[:-1]]
+        assert {each["status"] for each in parts} >= {told}
+        assert {str(each.get("response", each.get("message", {}).get("content"))) for each in parts} == {""}
+    else:
+        assert f": {told}" in answer.text
+        assert first.startswith(":")
+        assert json.loads(last.removeprefix("data: "))

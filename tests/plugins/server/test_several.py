@@ -37,7 +37,9 @@ def test_each_model_answers_by_its_name_and_the_first_to_requests_that_name_none
     assert found["llama-dense"]["tokens"] == found[None]["tokens"]
     assert states(router)["qwen2-dense"] == "loaded"
     assert router.client.get("/props", params={"model": "qwen2-dense"}).json()["model_path"] == "qwen2-dense.gguf"
-    assert "augury:requests_total 3.0" in router.client.get("/metrics").text  # of all models
+    counts = router.client.get("/metrics").text
+    assert 'augury:requests_total{model="llama-dense"} 2.0' in counts
+    assert 'augury:requests_total{model="qwen2-dense"} 1.0' in counts
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""Models that clients download and remove, and names that they give, where `--manage-models` lets them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated
+
+from anyio import to_thread
+from attrs import define
+from fastapi import Depends
+from starlette.requests import Request
+
+from augury.cli import say
+from augury.errors import ModelFileError
+from augury.files.models import removable, remove_model
+from augury.plugins.server import store
+from augury.plugins.server.errors import RequestError
+from augury.plugins.server.events import run_watched
+from augury.plugins.server.models import Models
+from augury.plugins.server.server import LoadingProgress
+from augury.registry import Registry
+
+
+@define(eq=False)
+class Download:
+    """A model that is being downloaded, and how many clients wait for it; where the last one leaves, it ends."""
+
+    name: str
+    progress: LoadingProgress
+    task: asyncio.Task[None]
+    n_clients: int = 0
+
+    def cancel(self) -> None:
+        """End it; what has arrived stays, and the next download goes on there."""
+        self.progress.is_stopped = True
+
+
+class Downloads:
+    """Fetches one model after the other, each once for all who ask for it. Used on the event loop."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._running: dict[str, Download] = {}
+        self._fetching, self._changing = asyncio.Lock(), asyncio.Lock()
+
+    @property
+    def names(self) -> dict[str, LoadingProgress]:
+        """What is being downloaded, and how far that is."""
+        return {name: each.progress for name, each in self._running.items()}
+
+    async def begin(self, name: str) -> Download:
+        """Begin to download a model, or join those who wait for it.
+
+        Raises:
+            RequestError: Clients may not have it downloaded.
+        """
+        name = name.removesuffix(":latest")
+        registry = self._allowed()
+        await to_thread.run_sync(store.check_public, name, registry)
+        if (found := self._running.get(name)) is None:
+            progress = LoadingProgress()
+            found = self._running[name] = Download(name, progress, asyncio.create_task(self._fetch(name, registry, progress)))
+            found.task.add_done_callback(_look_at)
+        return found
+
+    def cancel(self, name: str) -> bool:
+        """End a download; False where there is none."""
+        if (found := self._running.get(name)) is not None:
+            found.cancel()
+        return found is not None
+
+    def close(self) -> None:
+        """End all downloads."""
+        for each in self._running.values():
+            each.cancel()
+
+    async def remove(self, name: str) -> None:
+        """Remove a model that clients may have downloaded, or a name that a client gave.
+
+        Raises:
+            RequestError: There is none, it has other names, or it is not a client's to remove.
+        """
+        registry, server = self._allowed(), self._models.find(name, is_strict=True)
+        if (alias := name.removesuffix(":latest")) in server.options.names[1:] and alias in store.aliases():
+            await self._change(partial(store.drop_alias, alias))
+            return
+        others = [each for each in self._models.servers if each.is_given and {*each.files} & {*server.files}]
+        if others:
+            raise RequestError(403, f"{name!r} was given when the server was started; the operator alone may remove it")
+        if more := server.options.names[1:]:
+            raise RequestError(400, f"{name!r} is also called {', '.join(more)}; delete these names first")
+
+        def remove() -> None:
+            try:
+                n_bytes = remove_model(*removable(server.name, registry))
+            except ModelFileError as error:
+                raise RequestError(403, store.shown(error, name)) from None
+            say(f"{server.name} was removed for a client: {n_bytes / 1e9:.2f} GB")
+
+        await self._change(remove)
+
+    async def copy(self, source: str, name: str) -> None:
+        """Give a model one more name.
+
+        Raises:
+            RequestError: There is no such model, or the name cannot be given.
+        """
+        self._allowed()
+        server, name = self._models.find(source, is_strict=True), name.removesuffix(":latest")
+        if name in self._models.names and name not in store.aliases():
+            raise RequestError(400, f"there is a model {name!r} already", param="destination")
+        await self._change(partial(store.add_alias, name, server.name))
+
+    def _allowed(self) -> Registry:
+        if self._models.registry is None:
+            message = "clients of this server may not download, remove or rename models; start it with --manage-models"
+            raise RequestError(403, message)
+        return self._models.registry
+
+    async def _change(self, work: Callable[[], None]) -> None:
+        async with self._changing:
+            await to_thread.run_sync(work)
+            await self._models.reload()
+
+    async def _fetch(self, name: str, registry: Registry, progress: LoadingProgress) -> None:
+        events, is_done = self._models.events, False
+
+        def tell() -> None:
+            seen = progress.seen
+            events.tell(name, "download_progress", **{seen["task"]: {"done": seen["done"], "total": seen["total"]}})
+
+        try:
+            async with self._fetching:
+                with progress:
+                    await run_watched(partial(store.fetch, name, registry, progress), tell)
+                await self._models.reload()
+            is_done = True
+        except RequestError as error:
+            say(f"{name} was not downloaded: {error.__cause__ or error.detail}")
+            raise
+        finally:
+            del self._running[name]
+            events.tell(name, "download_finished" if is_done else "download_failed")
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # it was told to those who waited, of whom there may be none
+
+
+async def _downloads_of(request: Request) -> Downloads:
+    found: Downloads = request.app.state.downloads
+    return found
+
+
+AllDownloads = Annotated[Downloads, Depends(_downloads_of)]
+"""The downloads of the server."""
