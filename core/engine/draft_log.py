@@ -57,7 +57,7 @@ def log_draft(
         node: _target_choice(sequence, token, logits, first_row + 1 + node)
         for node, token in zip(reached, accepted.tokens, strict=False)
     }
-    probabilities = [chances[node] for node in choice.nodes] if chances else None
+    probabilities = chances[choice.nodes].tolist() if chances.any() else None
     if draft.probabilities is not None:
         probabilities = draft.probabilities[np.arange(len(draft)), draft.tokens].tolist()
     tokens = tuple(

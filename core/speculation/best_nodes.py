@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from augury.speculation.constants import CONSTANTS
+import numpy as np
+
 from augury.speculation.drafts import SlotProposals
+from augury.speculation.joint_tree import kernels
 
 
 class PassCurve(NamedTuple):
@@ -51,48 +53,24 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
         curve: The curve of the pass.
         replays_accepted: See `DraftPlanner`; no tree branches then.
     """
-    reach, drawn = [slot.reach() for slot in slots], [slot.drawn for slot in slots]
-    ranked = sorted(
-        [
-            (True, -chance, i, node) if node not in drawn[i] else (False, drawn[i].index(node), i, node)
-            for i, chances in enumerate(reach)
-            for node, chance in enumerate(chances)
-            if chance > CONSTANTS.unlikely or node in drawn[i]
-        ]
+    sizes, ranks, rows = [len(slot.tree) for slot in slots], list[int](), list[tuple[int, ...]]()
+    reach = np.concatenate([slot.reach() for slot in slots])
+    for slot, size in zip(slots, sizes, strict=True):
+        paid = slot.tree.bits([each for each in slot.by_drafter if each.profile.is_costly or each.profile.is_certain])
+        rows.append((len(ranks), len(ranks) + size, slot.limit, slot.n_min, paid))
+        ranks += [slot.drawn.index(node) if node in slot.drawn else -1 for node in range(size)] if slot.drawn else [-1] * size
+    is_chosen, expected = np.zeros(len(reach), np.bool_), np.ones(len(slots))
+    kernels.choose(
+        np.concatenate([slot.tree.nodes[:, :size] for slot, size in zip(slots, sizes, strict=True)], axis=1),
+        reach,
+        np.array(ranks, np.int64),
+        np.array(rows, np.int64),
+        np.array([(slot.drafters.budget.seconds, slot.drafters.budget.first) for slot in slots], float),
+        np.array(curve.known),
+        np.array(curve.hoped),
+        float(sum([drafter.spent_s for slot in slots for drafter in slot.by_drafter])),
+        replays_accepted,
+        is_chosen,
+        expected,
     )
-    most = len(slots) + sum([chance for chances in reach for chance in chances])  # tokens, if all nodes were verified
-    draft_s = sum([drafter.spent_s for slot in slots for drafter in slot.by_drafter])
-    counts, sums, lost = [0] * len(slots), [0.0] * len(slots), [0.0] * len(slots)
-    taken: list[tuple[int, int, float]] = []
-    left_out: set[tuple[int, int]] = set()
-    n, n_best, n_short, expected = 0, 0, 0, float(len(slots))
-    best_rate = (expected + CONSTANTS.gain) / (curve.hoped[0] + draft_s)
-    for is_chosen, _, i, node in ranked:
-        slot, count, chance = slots[i], counts[i], reach[i][node]
-        if count == slot.limit:
-            continue
-        if is_chosen and most <= best_rate * (curve.hoped[n + 1] + draft_s):
-            break  # no further node can pay
-        is_paid = not is_chosen or any(each.profile.is_costly or each.profile.is_certain for each in slot.tree.proposers[node])
-        loss_s = curve.known[n + 1] - curve.known[n - count]  # of one token more after the slot's own, at worst
-        is_covered = is_paid or slot.drafters.budget.covers(loss_s, is_least=count < slot.n_min)
-        if (i, slot.tree.parents[node]) in left_out or not is_covered:
-            left_out.add((i, node))
-            continue
-        n_short += (count + 1 < slot.n_min) - (0 < count < slot.n_min)
-        taken.append((i, node, chance))
-        n += 1
-        counts[i], sums[i], expected = count + 1, sums[i] + chance, expected + chance
-        replay_s = 0.0
-        if replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
-            lost[i] = max(sums[i] - counts[i] * chance, 0.0)
-            replay_s = curve.extra_s(n) / n * sum(lost)
-        rate = expected / (curve.hoped[n] + draft_s + replay_s)
-        if not is_chosen or (rate > best_rate and not n_short):
-            n_best, best_rate = n, rate
-    nodes: list[list[int]] = [[] for _ in slots]
-    tokens = [1.0] * len(slots)
-    for i, node, chance in taken[:n_best]:
-        nodes[i].append(node)
-        tokens[i] += chance
-    return Best([sorted(each) for each in nodes], tokens)
+    return Best([is_chosen[start:end].nonzero()[0].tolist() for start, end, *_ in rows], expected.tolist())

@@ -28,17 +28,16 @@ TYPICAL = 0
 _CONFIDENCE = 1 + len(_RUNS)  # the first bucket of a confidence
 _EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first bucket that the drafter itself gave
 
-_KINDS = ("alone", "agreed", "contested")
-_STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
+STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
+_KINDS = ("alone", "agreed", "contested")  # in the order of the kernels' ALONE, AGREED and CONTESTED
 _RATIOS = (  # by kind and step, of right tokens to expected ones before any was seen; docs/benchmarks.md says how measured
     (1.2, 0.89, 0.95, 0.98, 0.91, 1.0, 1.0, 1.0),
     (4.9, 2.1, 1.5, 0.95, 1.0, 1.1, 1.1, 1.0),
     (0.77, 0.37, 0.43, 0.51, 0.54, 0.82, 0.82, 0.89),
 )
 _AGREEMENT_WEIGHT = 4.0  # tokens right as expected, which these ratios count as
-_CERTAIN = 0.995
 
-_KEEP_ALL = 0.998  # of the trials of all requests with each new one
+KEEP_ALL = 0.998  # of the trials of all requests with each new one
 _LOOKUP = 4.0, 0.93  # trials that the prior counts as, and the share of a request's own that is kept: texts change
 _MODEL = 14.0, 0.98  # one wrong token says little of a model, or of a bucket that its drafter knows: it may be one of ten
 _MODEL_CHANCE = 0.65
@@ -79,7 +78,7 @@ class Chances:
         """
         self._has_runs = not (is_costly or is_certain)
         self._weight, self._keep_own = _MODEL if is_costly or len(evidence) else _LOOKUP
-        self._begin([1.0 if is_certain else _MODEL_CHANCE, *_RUN_CHANCES, *_CONFIDENCE_CHANCES, *evidence], _KEEP_ALL, ())
+        self._begin([1.0 if is_certain else _MODEL_CHANCE, *_RUN_CHANCES, *_CONFIDENCE_CHANCES, *evidence], KEEP_ALL, ())
 
     def child(self) -> Self:
         """For a new request of the same drafter."""
@@ -152,37 +151,22 @@ class Agreement:
 
     It is learnt by the chance of the token's own drafter, in steps: the ratio of the number of right tokens to the expected
     number.
+
+    Attributes:
+        table: (3, n) float64, the rows that `augury.speculation.kernels` names, by step and kind.
     """
 
-    ALONE, AGREED, CONTESTED = range(3)
-
     def __init__(self) -> None:
-        ratios = [ratio for step in zip(*_RATIOS, strict=True) for ratio in step]
-        self._expected = [_AGREEMENT_WEIGHT] * len(ratios)
-        self._n_right = [_AGREEMENT_WEIGHT * ratio for ratio in ratios]
-        self._ratios = ratios
+        ratios = np.array(_RATIOS).T.ravel()
+        expected = np.full(len(ratios), _AGREEMENT_WEIGHT)
+        self.table = np.stack([expected, expected * ratios, ratios])
 
     @staticmethod
     def bucket(kind: int, chance: float) -> Bucket:
         """What is learnt of such a token, in words, and the ratio that it begins with."""
-        step = bisect(_STEPS, chance)
-        least, most = (0.0, *_STEPS, 1.0)[step:][:2]
+        step = bisect(STEPS, chance)
+        least, most = (0.0, *STEPS, 1.0)[step:][:2]
         return Bucket(f"{_KINDS[kind]}, chance {least:g} to {most:g}", _RATIOS[kind][step])
-
-    def of(self, kinds: Sequence[int], chances: Sequence[float]) -> list[float]:
-        """The chances of tokens (k,) to which their own drafters give `chances`; a certain or forbidden one stays so."""
-        ratios = self._ratios
-        return [
-            min(_CERTAIN, chance * ratios[3 * bisect(_STEPS, chance) + kind]) if 0 < chance < 1 else chance
-            for kind, chance in zip(kinds, chances, strict=True)
-        ]
-
-    def see(self, kind: int, chance: float, *, is_right: bool) -> None:
-        """Such a token was right or wrong."""
-        place = 3 * bisect(_STEPS, chance) + kind
-        self._expected[place] = expected = self._expected[place] * _KEEP_ALL + chance
-        self._n_right[place] = n_right = self._n_right[place] * _KEEP_ALL + is_right
-        self._ratios[place] = n_right / expected
 
 
 def survival(chance: float, k: int) -> list[float]:

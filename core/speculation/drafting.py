@@ -224,7 +224,7 @@ class Drafting:
             for slot, drafter, draft in self._ask(waited_for):
                 slot.add(drafter, draft)
             self._forbid(restricted)
-        if not [slot for slot in slots if slot.tree.tokens]:
+        if not [slot for slot in slots if len(slot.tree)]:
             return {slot: VerifiedNodes(slot, probed=probed[slot]) for slot in probed}
         if [slot for slot in slots if len(slot.by_drafter) > 1]:
             self._extend(planner, slots, n_others)
@@ -258,7 +258,7 @@ class Drafting:
     def _forbid(self, slots: Sequence[SlotProposals]) -> None:
         """Leave out tokens that constraints forbid."""
         for slot in slots:
-            if slot.tree.tokens and (possible := slot.sequence.possible(slot.tree.tokens, slot.tree.parents)) is not None:
+            if len(slot.tree) and (possible := slot.sequence.possible(slot.tree.tokens, slot.tree.parents)) is not None:
                 slot.forbid(possible)
 
     def _teacher_force(self, planner: DraftPlanner, slot: SlotProposals, drafter: RequestDrafter) -> None:
@@ -324,7 +324,7 @@ class Drafting:
         if proposals.agreement is not None and proposals.by_drafter and rule.judges_by_text:
             if self.on_trials is not None:
                 guarded(self.on_trials, Trials(proposals, emitted))
-            if len(proposals.by_drafter) > 1 and proposals.tree.tokens:
+            if len(proposals.by_drafter) > 1 and len(proposals.tree):
                 proposals.tree.teach(proposals.agreement, emitted)
         for drafter in proposals.drafters.every:
             guard, proposal = drafter.guard, proposals.by_drafter.get(drafter)

@@ -121,17 +121,15 @@ class RequestDrafter:
         """Learn from the tokens that a round emitted by its proposal, used or not. A forbidden token is no trial."""
         self.n_missed += len(emitted)
         self.n_right = 0
-        proposal, tree = slot.by_drafter.get(self), slot.tree
+        proposal = slot.by_drafter.get(self)
         if proposal is None or not proposal.nodes:
             self.run = 0  # its next find is another stretch
             if proposal is not None and self.profile.is_costly:
                 self.chances.see(TYPICAL, is_right=False)  # it was paid for
             return
-        right = -1
-        for token in emitted:
-            siblings = tree.children.get(right, {})
-            right = siblings.get(token, -1)
-            if own := [node for node in siblings.values() if node in proposal.buckets and tree.chances[node]]:
+        chances = slot.tree.chances.tolist()
+        for tried, right in slot.tree.tried(emitted):
+            if own := [node for node in tried if node in proposal.buckets and chances[node]]:
                 for node in own:
                     if (bucket := proposal.buckets[node]) != TYPICAL:
                         self.chances.see(bucket, is_right=node == right)
@@ -140,8 +138,6 @@ class RequestDrafter:
                 is_right = right in own
                 self.run = self.run + 1 if is_right else 0
                 self.n_right += is_right
-            if right < 0:
-                break
 
 
 @define(eq=False)
@@ -226,7 +222,7 @@ class SlotProposals:
     agreement: Agreement | None = None  # None: nothing is learnt
     by_drafter: dict[RequestDrafter, Proposal] = Factory(dict)  # of the drafters that were asked
     tree: JointTree[RequestDrafter] = Factory(JointTree)
-    _reach: list[float] | None = None
+    _reach: np.ndarray | None = None
     _drawn: list[int] = Factory(list)
 
     def take(self, drafter: RequestDrafter, draft: Draft) -> None:
@@ -257,16 +253,16 @@ class SlotProposals:
         self.tree.forbid(nodes)
         self._reach = None
 
-    def reach(self) -> list[float]:
+    def reach(self) -> np.ndarray:
         """By node of the tree: the chance that it is accepted; 0 of one that cannot be verified."""
         if self._reach is None:
-            self._reach = self.tree.reach(self.agreement)
+            self._reach = reach = self.tree.reach(self.agreement)
             self._drawn = []
             if self.tree.drawn:
                 self._drawn = list(dict.fromkeys(each for node in self.tree.drawn for each in self.tree.ancestry([node])))
             if not self.may_branch:
-                path = set(self.tree.best_path(self._reach))
-                self._reach = [chance if node in path else 0.0 for node, chance in enumerate(self._reach)]
+                path = self.tree.best_path()
+                reach[np.delete(np.arange(len(reach)), path)] = 0.0
                 self._drawn = [node for node in self._drawn if node in path]
         return self._reach
 
@@ -297,19 +293,20 @@ class VerifiedNodes(NamedTuple):
     @property
     def names(self) -> list[str]:
         """(k,) the first drafter of each token."""
-        return [self.proposals.tree.proposers[node][0].profile.name for node in self.nodes]
+        tree = self.proposals.tree
+        return [tree.drafters[bit.bit_length() - 1].profile.name for bit in tree.proposed(self.nodes, is_first=True)]
 
     def counts(self, drafters: Sequence[RequestDrafter], accepted: Sequence[int], *, is_first: bool = False) -> tuple[int, int]:
         """How many of its tokens some drafters proposed, perhaps as the first ones, and how many of these were accepted."""
-        proposers = self.proposals.tree.proposers
-        theirs, n = set(drafters), 1 if is_first else None
-        own = [i for i, node in enumerate(self.nodes) if not theirs.isdisjoint(proposers[node][:n])]
+        tree = self.proposals.tree
+        theirs = tree.bits(drafters)
+        own = [i for i, bits in enumerate(tree.proposed(self.nodes, is_first=is_first)) if bits & theirs]
         return len(own), sum([i in accepted for i in own])
 
     def path(self) -> list[int]:
         """The nodes of the likeliest path, as far as it is verified."""
-        chosen, path = set(self.nodes), self.proposals.tree.best_path(self.proposals.reach())
-        return list(takewhile(chosen.__contains__, path))
+        self.proposals.reach()
+        return list(takewhile(set(self.nodes).__contains__, self.proposals.tree.best_path()))
 
 
 class Outcome(NamedTuple):

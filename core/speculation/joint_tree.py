@@ -13,12 +13,13 @@ rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from augury.speculation.chances import Agreement
+from augury.speculation.tree_table import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN
 from augury.types import NO_DRAFT, Draft
 
 __all__ = ["JointTree"]
@@ -26,16 +27,26 @@ __all__ = ["JointTree"]
 Proposer = TypeVar("Proposer")
 
 
+class _Kernels:
+    """`augury.speculation.kernels`, imported once a planner needs them: that takes half a second."""
+
+    def __getattr__(self, name: str) -> Any:
+        from augury.speculation import kernels as found
+
+        self.__dict__.update(vars(found))
+        return self.__dict__[name]
+
+
+kernels: Any = _Kernels()
+_ROOM = 64  # nodes: of most rounds
+
+
 class JointTree(Generic[Proposer]):
-    """A tree of drafted tokens, each with its drafters. A node comes after its parent.
+    """A tree of drafted tokens, each with its drafters, 63 at most. A node comes after its parent.
 
     Attributes:
-        tokens: By node.
-        parents: By node, -1: the history.
-        chances: By node: that it is right where its parent is; 0 of one that is forbidden. Of a tree made `alone` the draft's
-            confidence, or empty.
-        proposers: By node.
-        children: By parent, -1: the history: the nodes after it, by token.
+        nodes: (5, room) int64, the rows that `augury.speculation.tree_table` names.
+        drafters: Those that propose something, each with the bit of its place.
         drawn: For the nodes that a drafter drew, each one's distribution, (V,) float32, in the order of the drafters; at most
             one for each parent. They have to be verified with any chance: `verification.reject` would be biased against omitted
             ones.
@@ -47,35 +58,60 @@ class JointTree(Generic[Proposer]):
         ([0, 1, 2], [0, 3])
         >>> tree.proposers
         [['suffix', 'recycle'], ['suffix'], ['suffix'], ['recycle']]
-        >>> [round(chance, 3) for chance in tree.reach()]
+        >>> tree.reach().round(3).tolist()
         [0.8, 0.72, 0.648, 0.08]
         >>> tree.part([0, 3]).tokens.tolist()
         [5, 8]
     """
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.chances: list[float] = []
-        self.proposers: list[list[Proposer]] = []
-        self.children: dict[int, dict[int, int]] = {}
+        self.nodes = np.empty((5, _ROOM), np.int64)
+        self.drafters: list[Proposer] = []
         self.drawn: dict[int, np.ndarray] = {}
-        self._rivals: dict[int, Proposer | None] = {}  # by parent: who alone proposes something after it; None: several do
+        self._chances = np.empty((2, _ROOM))
+        self._n = 0
 
     @classmethod
     def alone(cls, proposer: Proposer, draft: Draft) -> JointTree[Proposer]:
         """One draft as it is, token by token."""
-        tree = cls()
-        tree.tokens = draft.tokens.tolist()
-        tree.parents = list(range(-1, len(draft) - 1)) if draft.parents is None else draft.parents.tolist()
-        tree.chances = [] if draft.confidence is None else draft.confidence.tolist()
-        tree.proposers = [[proposer]] * len(draft)
-        for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
-            tree.children.setdefault(parent, {}).setdefault(token, node)
+        tree, n = cls(), len(draft)
+        tree.drafters, tree._n = [proposer], n
+        tree.nodes = np.stack([draft.tokens, draft.above, *np.ones((2, n), np.int64), np.zeros(n, np.int64)])
+        tree._chances = np.stack([np.zeros(n) if draft.confidence is None else draft.confidence.astype(float)] * 2)
         return tree
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return self._n
+
+    @property
+    def tokens(self) -> list[int]:
+        """By node."""
+        return self.nodes[TOKEN, : self._n].tolist()
+
+    @property
+    def parents(self) -> list[int]:
+        """By node, -1: the history."""
+        return self.nodes[PARENT, : self._n].tolist()
+
+    @property
+    def chances(self) -> np.ndarray:
+        """By node: that it is right where its parent is; 0 of one that is forbidden, or where nobody plans or is confident."""
+        return self._chances[CHANCE, : self._n]
+
+    @property
+    def proposers(self) -> list[list[Proposer]]:
+        """By node."""
+        rows = self.nodes[FIRST : PROPOSERS + 1, : self._n].T.tolist()
+        return [[self.drafters[i] for bits in (first, every & ~first) for i in _places(bits)] for first, every in rows]
+
+    def proposed(self, nodes: Sequence[int], *, is_first: bool = False) -> list[int]:
+        """The bits of all drafters of some nodes, or of the first one of each."""
+        bits = self.nodes[FIRST if is_first else PROPOSERS].tolist()
+        return [bits[node] for node in nodes]
+
+    def bits(self, proposers: Iterable[Proposer]) -> int:
+        """The bits of some drafters."""
+        return sum([1 << self.drafters.index(each) for each in proposers if each in self.drafters])
 
     def add(self, proposer: Proposer, draft: Draft, chances: Sequence[float], after: int = -1) -> list[int]:
         """Merge a proposal into it.
@@ -89,110 +125,88 @@ class JointTree(Generic[Proposer]):
         Returns:
             The nodes (k,) of its tokens.
         """
-        probabilities, at = draft.probabilities, after
-        parents = None if draft.parents is None else draft.parents.tolist()
-        nodes: list[int] = []
-        rivals, proposers = self._rivals, self.proposers
-        for i, (token, chance) in enumerate(zip(draft.tokens.tolist(), chances, strict=True)):
-            if parents is not None:
-                at = nodes[parents[i]] if parents[i] >= 0 else after
-            if (siblings := self.children.get(at)) is None:
-                siblings = self.children[at] = {}
-                rivals[at] = proposer
-            elif rivals[at] is not proposer:
-                rivals[at] = None
-            if (node := siblings.get(token)) is None:
-                node = siblings[token] = len(proposers)
-                proposers.append([proposer])
-                self.tokens.append(token)
-                self.parents.append(at)
-                self.chances.append(chance)
-            elif proposer not in proposers[node]:
-                proposers[node].append(proposer)
-                self.chances[node] = max(self.chances[node], chance)
-            else:
-                self.chances[node] = max(self.chances[node], chance)
-            if probabilities is not None and probabilities[i, token] > 0 and self.drawn.keys().isdisjoint(siblings.values()):
-                self.drawn[node] = probabilities[i]
-            nodes.append(node)
-            at = node
+        if proposer not in self.drafters:
+            self.drafters.append(proposer)
+        proposed, bit = np.array([draft.tokens, draft.above], np.int64), 1 << self.drafters.index(proposer)
+        if (n_most := self._n + len(draft.tokens)) > self.nodes.shape[1]:
+            more = ((0, 0), (0, n_most))
+            self.nodes, self._chances = np.pad(self.nodes, more), np.pad(self._chances, more)
+        places = np.empty(len(draft.tokens), np.int64)
+        self._n = kernels.add(self.nodes, self._chances, self._n, proposed, np.array(chances, float), bit, after, places)
+        nodes: list[int] = places.tolist()
+        if (probabilities := draft.probabilities) is not None:
+            parents = self.nodes[PARENT]
+            for row, token, node in zip(probabilities, draft.tokens, nodes, strict=True):
+                if row[token] > 0 and parents[node] not in parents[[*self.drawn]]:
+                    self.drawn[node], self.nodes[IS_DRAWN, node] = row, 1
         return nodes
 
     def forbid(self, nodes: Sequence[int]) -> None:
         """No node but these, which are rising, can be right."""
-        allowed = set(nodes)
-        self.chances = [chance if node in allowed else 0.0 for node, chance in enumerate(self.chances)]
+        self.chances[np.delete(np.arange(self._n), nodes)] = 0.0
 
-    def reach(self, agreement: Agreement | None = None) -> list[float]:
-        """By node: the chance that it is accepted, which falls from a parent to its children.
+    def reach(self, agreement: Agreement | None = None) -> np.ndarray:
+        """By node: the chance that it is accepted, which falls from a parent to its children; a view that is written over.
 
         Args:
             agreement: The effect of other drafters' proposals, the same or different ones, on a token's chance; None: none.
         """
-        reach = self.chances.copy() if agreement is None else agreement.of(self.kinds(range(len(self))), self.chances)
-        for parent, siblings in self.children.items():  # parents come before their children
-            before = reach[parent] if parent >= 0 else 1.0
-            if len(siblings) == 1:
-                for node in siblings.values():
-                    reach[node] *= before
-                continue
-            chances = [reach[node] for node in siblings.values()]
-            total, most = sum(chances), max(chances)
-            rest = (1 - most) / (total - most) if total > 1 else 1.0  # the share of the others
-            best = chances.index(most)
-            for i, node in enumerate(siblings.values()):
-                reach[node] = chances[i] * (1.0 if i == best else rest) * before
-        return reach
+        table = _NOTHING if agreement is None else agreement.table
+        kernels.find_reach(self.nodes, self._chances, self._n, table, agreement is not None)
+        return self._chances[REACH, : self._n]
 
-    def kinds(self, nodes: Iterable[int]) -> list[int]:
-        """Of each of these nodes: whether other drafters propose the same, or something else after its parent."""
-        alone, agreed, contested, rivals = Agreement.ALONE, Agreement.AGREED, Agreement.CONTESTED, self._rivals
+    def tried(self, emitted: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+        """For each emitted token as far as all before it were proposed: the nodes in its place, and the right one or -1."""
+        tokens, parents, right = self.tokens, self.parents, -1
+        for token in emitted:
+            tried = [node for node in range(right + 1, self._n) if parents[node] == right]
+            right = next((node for node in tried if tokens[node] == token), -1)
+            yield tried, right
+            if right < 0:
+                return
+
+    def kinds(self) -> list[int]:
+        """By node: whether other drafters propose the same, or something else after its parent."""
+        own, parents = self.nodes[PROPOSERS, : self._n].tolist(), self.parents
         return [
-            agreed if len(self.proposers[node]) > 1 else contested if rivals[self.parents[node]] is None else alone
-            for node in nodes
+            kernels.kind_of(each, kernels.proposers_after(self.nodes, self._n, at))
+            for each, at in zip(own, parents, strict=True)
         ]
 
     def teach(self, agreement: Agreement, emitted: Sequence[int]) -> None:
         """Let it learn from the emitted tokens."""
-        chances, right = self.chances, -1
-        for token in emitted:
-            siblings = self.children.get(right, {})
-            right = siblings.get(token, -1)
-            for node, kind in zip(siblings.values(), self.kinds(siblings.values()), strict=True):
-                if 0 < chances[node] < 1:
-                    agreement.see(kind, chances[node], is_right=node == right)
-            if right < 0:
-                break
+        kernels.learn_agreement(self.nodes, self._chances, self._n, np.array(emitted, np.int64), agreement.table)
 
-    def best_path(self, reach: Sequence[float]) -> list[int]:
-        """The nodes from the history on, each time to the child that was drawn, or else to the likeliest."""
-        path: list[int] = []
-        while siblings := self.children.get(path[-1] if path else -1):
-            drawn = [node for node in siblings.values() if node in self.drawn] if self.drawn else ()
-            best = drawn[-1] if drawn else max(siblings.values(), key=reach.__getitem__)
-            if not drawn and reach[best] <= 0:
-                break
-            path.append(best)
-        return path
+    def best_path(self) -> list[int]:
+        """The nodes from the history on, each time to the child that was drawn, or else to the one of the highest `reach`."""
+        path = np.empty(self._n, np.int64)
+        return path[: kernels.find_best_path(self.nodes, self._chances, self._n, path)].tolist()
 
     def part(self, nodes: Sequence[int]) -> Draft:
         """These nodes, rising, with the parents of each among them, as a draft; a chain where they do not branch."""
         if not nodes:
             return NO_DRAFT
-        places = {node: i for i, node in enumerate(nodes)}
-        parents = [places.get(self.parents[node], -1) for node in nodes]
+        places, every = {node: i for i, node in enumerate(nodes)}, self.parents
+        parents = [places.get(every[node], -1) for node in nodes]
         is_chain = parents == list(range(-1, len(nodes) - 1))
         probabilities = None
         if self.drawn:
             certain = np.zeros_like(next(iter(self.drawn.values())))
             probabilities = np.array([self.drawn.get(node, certain) for node in nodes]).reshape(len(nodes), len(certain))
-        return Draft([self.tokens[node] for node in nodes], None if is_chain else parents, probabilities)
+        return Draft(self.nodes[TOKEN, nodes], None if is_chain else parents, probabilities)
 
     def ancestry(self, nodes: Iterable[int]) -> list[int]:
         """These nodes and all before them, rising."""
-        found = set[int]()
+        found, parents = set[int](), self.parents
         for node in nodes:
             while node >= 0 and node not in found:
                 found.add(node)
-                node = self.parents[node]  # noqa: PLW2901 - upwards
+                node = parents[node]  # noqa: PLW2901 - upwards
         return sorted(found)
+
+
+_NOTHING = np.empty((3, 0))  # is learnt
+
+
+def _places(bits: int) -> list[int]:
+    return [i for i in range(bits.bit_length()) if bits >> i & 1]

@@ -16,6 +16,7 @@ that of EAGLE-2 (Li et al. 2024, arXiv 2406.16858), here of several drafters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from math import ceil, log
 
 from attrs import evolve
@@ -58,6 +59,7 @@ class DraftPlanner:
             profiles: The profiles of the engine's drafters, by priority.
             replays_accepted: Whether the accepted tokens of a draft are computed again if the rest of it was rejected.
         """
+        import_module("augury.speculation.kernels")  # which compiles them now, not in a request's round
         self.costs = costs
         self.profiles = list(profiles)
         self.replays_accepted = replays_accepted
@@ -194,10 +196,13 @@ class DraftPlanner:
         """
         able = []
         for slot in slots:
-            path = slot.tree.best_path(slot.reach()) if len(slot.by_drafter) > 1 else ()
+            if len(slot.by_drafter) < 2:
+                continue
+            slot.reach()
+            path = slot.tree.best_path()
             if 0 < len(path) < slot.limit:
-                own = slot.tree.proposers[path[-1]]
-                able += [(slot, each, path) for each in slot.by_drafter if each not in own and each.can_extend]
+                (own,) = slot.tree.proposed(path[-1:])
+                able += [(slot, each, path) for each in slot.by_drafter if not own & slot.tree.bits([each]) and each.can_extend]
         if not able:
             return []
         curve = self._curve(slots, n_others)

@@ -29,20 +29,15 @@ class Trials:
     emitted: Sequence[int]
 
     def __iter__(self) -> Iterator[Trial]:
-        tree, reach = self.proposals.tree, self.proposals.reach()
+        tree, reach = self.proposals.tree, self.proposals.reach().tolist()
         of = self.proposals.by_drafter
-        kinds = tree.kinds(range(len(tree))) if len(of) > 1 else ()
-        node, reached = -1, 1.0
-        for token in self.emitted:
-            tried = [i for i in range(node + 1, len(tree)) if tree.parents[i] == node and reach[i] > 0]
+        kinds, chances, proposers = tree.kinds() if len(of) > 1 else (), tree.chances.tolist(), tree.proposers
+        reached = 1.0
+        for tried, right in tree.tried(self.emitted):
             for i in tried:
-                on = {
-                    drafter.profile.name: drafter.profile.chances.bucket(of[drafter].buckets[i])
-                    for drafter in tree.proposers[i]
-                }
-                own = tree.chances[i]
-                agreement = Agreement.bucket(kinds[i], own) if kinds and own < 1 else None
-                yield Trial(reach[i] / reached, tree.tokens[i] == token, on, own, agreement)
-            if (node := next((i for i in tried if tree.tokens[i] == token), -1)) < 0:
+                if reach[i] > 0:
+                    buckets = {each.profile.name: each.profile.chances.bucket(of[each].buckets[i]) for each in proposers[i]}
+                    agreement = Agreement.bucket(kinds[i], chances[i]) if kinds and chances[i] < 1 else None
+                    yield Trial(reach[i] / reached, i == right, buckets, chances[i], agreement)
+            if right < 0 or not (reached := reach[right]):
                 return
-            reached = reach[node]

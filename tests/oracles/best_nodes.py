@@ -7,7 +7,7 @@ GAIN, UNLIKELY = 0.02, 0.003
 
 def best_nodes(slots, curve, *, replays_accepted=False):
     """Rank the nodes of all trees by their chance to be accepted, and take the first n, for the best n."""
-    reach, drawn = [slot.reach() for slot in slots], [slot.drawn for slot in slots]
+    reach, drawn = [slot.reach().tolist() for slot in slots], [slot.drawn for slot in slots]
     ranked = sorted(
         [
             (True, -chance, i, node) if node not in drawn[i] else (False, drawn[i].index(node), i, node)

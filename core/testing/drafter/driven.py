@@ -136,7 +136,7 @@ class ScriptedDrafting(Drafting):
     def draft_ahead(self, choices: Sequence[VerifiedNodes], n_others: int, begun_s: float) -> float:
         """Draft ahead of every draft that is verified, as if all of it were right."""
         for choice in choices:
-            choice.proposals.tree.chances = [1.0] * len(choice.proposals.tree)
+            choice.proposals.tree.chances[:] = 1.0
         return draft_ahead(_AlwaysAhead(), choices, n_others, begun_s)
 
     def _first(self, slots: Sequence[SlotProposals]) -> dict[SlotProposals, VerifiedNodes]:

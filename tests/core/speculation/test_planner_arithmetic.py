@@ -265,7 +265,7 @@ def best_by_definition(planner, slots, n_others):
     hoped = planner.costs.curves(99, sum(slot.n_context for slot in slots) / len(slots))[1]
     parts = []
     for slot in slots:
-        reach, found = slot.reach(), []
+        reach, found = slot.reach().tolist(), []
         for part in itertools.product([False, True], repeat=len(reach)):
             nodes = [node for node, is_taken in enumerate(part) if is_taken]
             is_closed = all(slot.tree.parents[node] in (-1, *nodes) and reach[node] > 0.003 for node in nodes)

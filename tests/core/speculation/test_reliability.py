@@ -12,7 +12,6 @@ from oracles.planner_scenarios import choice_of, request_of, slot_of
 
 from augury.drafters.recycle import Recycle, RecycleOptions
 from augury.drafters.suffix import Suffix, SuffixOptions
-from augury.speculation.chances import Agreement
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import DrafterProfile, Outcome
 from augury.speculation.planner import DraftPlanner
@@ -74,7 +73,7 @@ def play(n_pages=4, plant=lambda planner: None):
             (nodes,) = planner.choose([slot])
             choice, follows = choice_of(slot, nodes), text[at + 1 : at + 18].tolist()
             ways = [()]
-            for token, parent, chance in zip(slot.tree.tokens, slot.tree.parents, slot.reach(), strict=True):
+            for token, parent, chance in zip(slot.tree.tokens, slot.tree.parents, slot.reach().tolist(), strict=True):
                 ways.append((*ways[parent + 1], token))
                 found.append((chance, list(ways[-1]) == follows[: len(ways[-1])]))
             path, node = [], -1
@@ -128,9 +127,8 @@ def overconfident(planner):
 
 def credulous(planner):
     """What two drafters propose is taken to be all but certain."""
-    planner.agreement.of = lambda kinds, chances: [
-        0.99 if kind == Agreement.AGREED else chance for kind, chance in zip(kinds, chances, strict=True)
-    ]
+    ratios = np.tile([1.0, 99.0, 1.0], planner.agreement.table.shape[1] // 3)  # alone, agreed, contested
+    planner.agreement.table[:] = [np.full(len(ratios), 1e12), 1e12 * ratios, ratios]  # trials, against which others are few
 
 
 @pytest.mark.parametrize("fault", [overconfident, credulous])

@@ -104,7 +104,7 @@ def shipped():
     buckets = chances.buckets(Draft([0] * 40), 0)
     buckets += chances.buckets(Draft([0] * 1000, confidence=[i / 1000 for i in range(1000)]), 0)
     own |= {("any", bucket.name): bucket.prior for bucket in map(chances.bucket, dict.fromkeys(buckets))}
-    kinds = (Agreement.ALONE, Agreement.AGREED, Agreement.CONTESTED)
+    kinds = range(3)
     ratios = {Agreement.bucket(kind, i / 1000) for kind in kinds for i in range(1000)}
     return own | {tuple(ratio.name.split(", ")): ratio.prior for ratio in ratios}
 

@@ -1,0 +1,221 @@
+"""The loops of joint trees and of the choice among their nodes: they run in every round, so they are compiled.
+
+A tree is two tables, whose rows `augury.speculation.tree_table` names. A parent stands before its children.
+"""
+
+from contextlib import suppress
+
+import numba
+import numpy as np
+
+from augury.memory_limit import require_address_space
+from augury.speculation.chances import KEEP_ALL, STEPS
+from augury.speculation.constants import CONSTANTS
+from augury.speculation.tree_table import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN
+
+START, END, LIMIT, N_MIN, PAID = range(5)  # of a slot: its nodes, what it takes, and the drafters that no budget holds back
+SECONDS, FIRST_SECONDS = range(2)  # of its budget
+
+ALONE, AGREED, CONTESTED = range(3)
+EXPECTED, N_RIGHT, RATIO = range(3)  # of agreement, by step and kind
+
+_COMPILER_BYTES = 64 << 20  # more than a kernel takes: LLVM ends the process where it gets no memory
+_CERTAIN = 0.995
+_GAIN, _UNLIKELY = CONSTANTS.gain, CONSTANTS.unlikely
+_INTS, _FLOATS = numba.int64[:, ::1], numba.float64[:, ::1]
+_INT, _FLOAT, _ROW, _FLOAT_ROW, _BOOLS = numba.int64, numba.float64, numba.int64[::1], numba.float64[::1], numba.bool_[::1]
+
+
+def compiled(*types):
+    """Compile a function for these types when this module is imported, or load what was compiled before and could be kept."""
+
+    def made(function):
+        dispatcher = numba.njit(error_model="numpy")(function)  # with the GIL, which takes longer to get back
+        with suppress(RuntimeError):  # no folder is writable
+            dispatcher.enable_caching()
+        if types:  # others become part of those that call them
+            require_address_space(_COMPILER_BYTES, "compiling a kernel")
+            with suppress(OSError):  # the disk is full
+                dispatcher.compile(types)
+            dispatcher.disable_compile()
+        return dispatcher
+
+    return made
+
+
+@compiled(_INTS, _FLOATS, _INT, _INTS, _FLOAT_ROW, _INT, _INT, _ROW)
+def add(nodes, chances, n, draft, own, proposer, after, places):
+    """Merge a draft, its tokens and parents (2, k) with their chances (k,), after a node, into a tree of n nodes.
+
+    Returns:
+        The new n; `places` (k,) are the nodes of the tokens.
+    """
+    for i in range(draft.shape[1]):
+        token, parent, at = draft[0, i], draft[1, i], after
+        if parent >= 0:
+            at = places[parent]
+        node = at + 1
+        while node < n and not (nodes[PARENT, node] == at and nodes[TOKEN, node] == token):
+            node += 1
+        if node == n:
+            nodes[TOKEN, node], nodes[PARENT, node], nodes[FIRST, node], nodes[IS_DRAWN, node] = token, at, proposer, 0
+            nodes[PROPOSERS, node], chances[CHANCE, node] = 0, 0.0
+            n += 1
+        nodes[PROPOSERS, node] |= proposer
+        chances[CHANCE, node] = max(chances[CHANCE, node], own[i])
+        places[i] = node
+    return n
+
+
+@compiled()
+def step_of(chance):
+    """The step of a chance."""
+    step = 0
+    for edge in STEPS:
+        step += chance >= edge
+    return step
+
+
+@compiled()
+def proposers_after(nodes, n, parent):
+    """All drafters that propose something after a node."""
+    found = 0
+    for node in range(parent + 1, n):
+        if nodes[PARENT, node] == parent:
+            found |= nodes[PROPOSERS, node]
+    return found
+
+
+@compiled()
+def kind_of(own, every):
+    """Whether several drafters propose a node, or others something else in its place, by the bits of each."""
+    return AGREED if own & (own - 1) else CONTESTED if every & (every - 1) else ALONE
+
+
+@compiled(_INTS, _FLOATS, _INT, _FLOATS, numba.bool_)
+def find_reach(nodes, chances, n, agreement, is_learnt):
+    """Set by node the chance that it is accepted, which falls from a parent to its children."""
+    for parent in range(-1, n):
+        every = proposers_after(nodes, n, parent)
+        if not every:
+            continue
+        total, most, best, n_children = 0.0, -1.0, -1, 0
+        for node in range(parent + 1, n):
+            if nodes[PARENT, node] == parent:
+                chance = chances[CHANCE, node]
+                if is_learnt and 0 < chance < 1:
+                    place = 3 * step_of(chance) + kind_of(nodes[PROPOSERS, node], every)
+                    chance = min(_CERTAIN, chance * agreement[RATIO, place])
+                chances[REACH, node] = chance
+                total, n_children = total + chance, n_children + 1
+                if chance > most:
+                    most, best = chance, node
+        before = chances[REACH, parent] if parent >= 0 else 1.0
+        rest = (1 - most) / (total - most) if n_children > 1 and total > 1 else 1.0  # the share of the others
+        for node in range(parent + 1, n):
+            if nodes[PARENT, node] == parent:
+                chances[REACH, node] = chances[REACH, node] * (1.0 if node == best else rest) * before
+
+
+@compiled(_INTS, _FLOATS, _INT, _ROW)
+def find_best_path(nodes, chances, n, path):
+    """Write the nodes from the history on, each time the child that was drawn, or else the likeliest; returns how many."""
+    length, at = 0, -1
+    while True:
+        best, is_drawn = -1, 0
+        for node in range(at + 1, n):
+            if nodes[PARENT, node] == at:
+                drawn = nodes[IS_DRAWN, node]
+                if best < 0 or drawn or (not is_drawn and chances[REACH, node] > chances[REACH, best]):
+                    best, is_drawn = node, drawn
+        if best < 0 or not (is_drawn or chances[REACH, best] > 0):
+            return length
+        path[length], length, at = best, length + 1, best
+
+
+@compiled(_INTS, _FLOATS, _INT, _ROW, _FLOATS)
+def learn_agreement(nodes, chances, n, emitted, agreement):
+    """Learn from the emitted tokens what it is worth that drafters agree."""
+    right = -1
+    for token in emitted:
+        at, right, every = right, -1, proposers_after(nodes, n, right)
+        for node in range(at + 1, n):
+            if nodes[PARENT, node] == at and nodes[TOKEN, node] == token:
+                right = node
+        for node in range(at + 1, n):
+            chance = chances[CHANCE, node]
+            if nodes[PARENT, node] == at and 0 < chance < 1:
+                place = 3 * step_of(chance) + kind_of(nodes[PROPOSERS, node], every)
+                agreement[EXPECTED, place] = agreement[EXPECTED, place] * KEEP_ALL + chance
+                agreement[N_RIGHT, place] = agreement[N_RIGHT, place] * KEEP_ALL + (node == right)
+                agreement[RATIO, place] = agreement[N_RIGHT, place] / agreement[EXPECTED, place]
+        if right < 0:
+            return
+
+
+@compiled(_INTS, _FLOAT_ROW, _ROW, _INTS, _FLOATS, _FLOAT_ROW, _FLOAT_ROW, _FLOAT, numba.bool_, _BOOLS, _FLOAT_ROW)
+def choose(nodes, reach, ranks, slots, budgets, known, hoped, draft_s, replays_accepted, is_chosen, expected):
+    """Rank the nodes of all slots by their reach, take the first n, for the best n; see `best_nodes`.
+
+    Args:
+        nodes: The slots' nodes (5, m), one after another.
+        reach: (m,).
+        ranks: (m,), the place of a drawn node, or of one before it, in its slot; -1 of the others.
+        slots: (s, 5).
+        budgets: (s, 2).
+        known: Seconds of a pass by its drafted tokens.
+        hoped: The same as far as they may turn out to be.
+        draft_s: Seconds of drafting.
+        replays_accepted: See `DraftPlanner`.
+        is_chosen: (m,) bool, zeros: set for the nodes that are taken.
+        expected: (s,), ones: set to each slot's tokens.
+    """
+    n_slots, m = len(slots), len(reach)
+    most = 0.0  # tokens, if all nodes were verified
+    for each in reach:
+        most += each
+    most += n_slots
+    counts, sums, lost = np.zeros(n_slots, np.int64), np.zeros(n_slots), np.zeros(n_slots)
+    keys, slot_of, left_out, taken = np.empty(m), np.empty(m, np.int64), np.zeros(m, np.bool_), np.empty(m, np.int64)
+    for i in range(n_slots):
+        for at in range(slots[i, START], slots[i, END]):
+            slot_of[at] = i
+            keys[at] = ranks[at] - m - 2 if ranks[at] >= 0 else -reach[at] if reach[at] > _UNLIKELY else np.inf
+    n, n_best, n_short, tokens = 0, 0, 0, float(n_slots)
+    best_rate = (tokens + _GAIN) / (hoped[0] + draft_s)
+    while m:
+        at = 0
+        for other in range(1, m):
+            if keys[other] < keys[at]:
+                at = other
+        if keys[at] == np.inf:
+            break
+        keys[at] = np.inf
+        i, is_drawn, chance = slot_of[at], ranks[at] >= 0, reach[at]
+        count, n_min, parent = counts[i], slots[i, N_MIN], nodes[PARENT, at]
+        if count == slots[i, LIMIT]:
+            continue
+        if not is_drawn and most <= best_rate * (hoped[n + 1] + draft_s):
+            break  # no further node can pay
+        is_paid = is_drawn or (nodes[PROPOSERS, at] & slots[i, PAID]) != 0
+        loss_s = known[n + 1] - known[n - count]  # of one token more after the slot's own, at worst
+        is_covered = (
+            is_paid or loss_s <= budgets[i, SECONDS] or (count < n_min and budgets[i, SECONDS] >= budgets[i, FIRST_SECONDS])
+        )
+        if (parent >= 0 and left_out[slots[i, START] + parent]) or not is_covered:
+            left_out[at] = True
+            continue
+        n_short += int(count + 1 < n_min) - int(0 < count < n_min)
+        taken[n] = at
+        n += 1
+        counts[i], sums[i], tokens = count + 1, sums[i] + chance, tokens + chance
+        replay_s = 0.0
+        if replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
+            lost[i] = max(sums[i] - counts[i] * chance, 0.0)
+            replay_s = (known[n] - known[0]) / n * lost.sum()
+        rate = tokens / (hoped[n] + draft_s + replay_s)
+        if is_drawn or (rate > best_rate and not n_short):
+            n_best, best_rate = n, rate
+    for at in taken[:n_best]:
+        is_chosen[at] = True
+        expected[slot_of[at]] += reach[at]
