@@ -96,7 +96,7 @@ class Loop:
 
     def reserve_slot(self, tokens: np.ndarray) -> int | None:
         """A slot for a text that is not continued, or None while all are taken."""
-        if (opened := self._open(tokens, may_reuse=False)) is not None:
+        if (opened := self._open(tokens[:0], may_reuse=True)) is not None:
             self._evaluating.add(opened.slot)
         return None if opened is None else opened.slot
 
