@@ -30,12 +30,11 @@ class Batch:
 
     A pass goes through one `part`, see `ModelPlan.parts`, and the output that belongs to it:
 
-    | part | reads | keeps | concerns all layers |
-    |---|---|---|---|
-    | `main` | tokens, or `hidden` in place of their embedding; as the draft model of another one both | all | yes |
-    | `mtp.0`, ... | tokens, and as `hidden` the state of the token before each | caches of its own | no |
-    | `assistant` | the same, each at the position of the token before it | nothing | moves `accepted` first |
-    | `inject` | `hidden`; of tokens the places alone | keys and values that each layer makes of it | yes |
+    * `main` reads tokens, or `hidden` in place of their embedding; as the draft model of another one both. It keeps all, and
+      concerns all layers.
+    * `mtp.0` and so on read tokens, and as `hidden` the state of the token before each; each has caches of its own.
+    * `assistant` reads the same, each at the position of the token before it. It keeps nothing, and moves `accepted` first.
+    * `inject` reads `hidden`, of tokens the places alone. Each layer keeps the keys and values that it makes of it.
 
     Some `layers` of `main` from the first on draft for their own model. Later ones, or the output alone, take on from others,
     which ask for `features` of their last layer, and no rows.
