@@ -89,11 +89,12 @@ def faults(template: ChatTemplate, form: Any) -> Iterator[str]:
     """What does not come back."""
     for calls in CALLS:
         chosen = calls[:1] if form.n_most == 1 else calls
-        expected = list(zip(NAMES, chosen, strict=False))
+        expected, refused = list(zip(NAMES, chosen, strict=False)), list[AuguryError]()
         for content in ("", None, TEXT):
             try:
                 text = written(template, form, chosen, content)
-            except AuguryError:
+            except AuguryError as error:
+                refused.append(error)
                 continue
             if NAMES[0] not in text:
                 continue
@@ -105,6 +106,9 @@ def faults(template: ChatTemplate, form: Any) -> Iterator[str]:
                 if found != expected:
                     yield f"{text!r} is read as {found!r}"
                     return
+        if len(refused) == 3:
+            yield f"it writes no calls: {refused[0]}"
+            return
 
 
 def tried(path: Path, tell: Callable[[str], object] = print) -> bool:

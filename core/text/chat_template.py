@@ -184,6 +184,10 @@ class ChatTemplate:
             return None
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
+        source, now = self.tool_source if names.get("tools") else self.source, self._now()
+        if "functions" in source and "datetime" in source:  # firefunction's words for tools and for the time
+            told = json.dumps(names["tools"], indent=2) if names.get("tools") else ""
+            names = {"functions": told, "datetime": f"{now.astimezone(dt.UTC):%b %d %Y %H:%M:%S GMT}"} | names
         names = names | {
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
@@ -191,7 +195,7 @@ class ChatTemplate:
             "eos_token": self._special_text("eos"),
         }
         try:
-            return self._renderer.render(self.tool_source if names.get("tools") else self.source, names, self._now())
+            return self._renderer.render(source, names, now)
         except OSError as error:
             raise CapacityError(f"the process that renders chat templates cannot be started: {error}") from error
 

@@ -137,5 +137,13 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """Write JSON as it is: Jinja2's own filter would escape <, >, & and ' for web pages."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Write JSON as it is: Jinja2's own filter would escape <, >, & and ' for web pages. What `map` makes is a list."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_as_list
+    )
+
+
+def _as_list(value: object) -> list[object]:
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -84,6 +84,9 @@ class TemplateHabits:
         if tools and (whole := [_completed(tool) for tool in tools]) != list(tools):
             tools = whole
             yield found, tools
+        if tools and (simplified := [_simplified(tool) for tool in tools]) != list(tools):
+            tools = simplified
+            yield found, tools
         if any(message.get("tool_calls") for message in found):
             found = with_ids(found, lambda _, n: f"call{n:05}")  # nine characters, which Mistral's templates demand
             yield found, tools
@@ -239,3 +242,15 @@ def _completed(tool: Mapping[str, Any]) -> Mapping[str, Any]:
             name: {**of_each, **each} if isinstance(each, Mapping) else each for name, each in properties.items()
         }
     return {"type": "function", **tool, "function": {"description": "", **function, "parameters": parameters}}
+
+
+def _simplified(value: Any) -> Any:
+    """A schema, or a tool, for macros that read a type as one word, and of an object what further properties are."""
+    if isinstance(value, list | tuple):
+        return [_simplified(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    value = {key: _simplified(each) for key, each in value.items()}
+    if isinstance(value.get("type"), list) and (types := [each for each in value["type"] if each != "null"]):
+        value["type"] = types[0] if len(types) == 1 else types
+    return {"additionalProperties": {}, **value} if value.get("type") == "object" else value

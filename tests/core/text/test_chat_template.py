@@ -1,4 +1,5 @@
 import datetime as dt
+import json
 from pathlib import Path
 
 import pytest
@@ -346,3 +347,24 @@ def test_a_template_cannot_change_the_caller_s_messages():
     messages = [{"role": "user", "content": "Hello"}]
     ChatTemplate("{% set messages = [] %}{% set ns = namespace(x=messages) %}{{ ns.x }}").render(messages)
     assert messages == HELLO
+
+
+def test_what_a_filter_makes_of_a_list_is_written_as_one_in_json():
+    template = ChatTemplate("{{ tools | map(attribute='function') | tojson }}")
+    question = [{"role": "user", "content": "Q"}]
+    try:
+        assert template.render(question, tools=[{"function": {"name": "f"}}]) == '[{"name": "f"}]'
+    finally:
+        template.close()
+
+
+def test_firefunctions_words_for_tools_and_the_time_are_known():
+    now = dt.datetime(2026, 2, 3, 4, 5, 6, tzinfo=dt.timezone(dt.timedelta(hours=1)))
+    template = ChatTemplate("{{ functions }} on {{ datetime }}.", now=lambda: now)
+    question = [{"role": "user", "content": "Q"}]
+    try:
+        assert template.render(question) == " on Feb 03 2026 03:05:06 GMT."
+        assert json.loads(template.render(question, tools=[{"a": 1}]).partition(" on ")[0]) == [{"a": 1}]
+        assert template.render(question, kwargs={"functions": "none", "datetime": "Monday"}) == "none on Monday."
+    finally:
+        template.close()

@@ -209,6 +209,25 @@ def test_tools_lack_nothing_that_a_template_asks_for():
     assert rendered(source, [ASKED], tools=tools) == "fgxinteger"
 
 
+def test_types_are_told_in_one_word_to_macros_that_read_letter_by_letter_or_ask_for_further_properties():
+    source = (
+        "{% macro name(s) %}{% if s.type == 'string' %}str{% elif s.type == 'object' %}of {{ name(s.additionalProperties) }}"
+        "{% elif s.type is iterable %}{% for t in s.type %}{{ name({'type': t}) }} {% endfor %}{% endif %}{% endmacro %}"
+        "{% for t in tools %}{% for k, p in t.function.parameters.properties.items() %}{{ k }}: {{ name(p) }};"
+        "{% endfor %}{% endfor %}"
+    )
+    properties = {
+        "a": {"type": ["string", "null"]},
+        "b": {"type": "object", "properties": {"c": {"type": "string"}}},
+        "d": {"type": "array", "items": {"type": ["null", "string"]}},
+    }
+    tools = [{"function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}]
+    with pytest.raises(OptionError, match="RecursionError"):
+        rendered(source, [ASKED], tools=tools)  # of the letters of "array" nothing can be told
+    del properties["d"]
+    assert rendered(source, [ASKED], tools=tools) == "a: str;b: of ;"
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_alone_is_a_message(name):
     source = "{% for m in messages %}<{{ m.role }}>{{ m['" + name + "'] }}{{ m.content }}{% endfor %}"
