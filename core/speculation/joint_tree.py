@@ -34,7 +34,7 @@ class _Kernels:
         from augury.speculation import kernels as found
 
         self.__dict__.update(vars(found))
-        return self.__dict__[name]
+        return getattr(found, name)
 
 
 kernels: Any = _Kernels()
