@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, zip_longest
@@ -68,7 +69,14 @@ def _is_shared(n: int, by_drafter: Iterable[int]) -> bool:
 
 def _of_the_times(stats: Summary, *, is_whole: bool) -> Iterator[tuple[str, bool]]:
     timings = stats.timings
-    yield "no negative times", timings.prompt_s >= 0 and timings.predict_s >= 0
+    times = (timings.prompt_s, timings.predict_s, timings.queue_s, timings.first_s, *timings.round_s)
+    yield "no negative times", min(times) >= 0
+    yield "queue_s <= first_s", stats.n_emitted == 0 or timings.queue_s <= timings.first_s
+    yield (
+        "first_s + predict_s <= whole_s",
+        timings.first_s + timings.predict_s <= timings.whole_s + 1e-6,
+    )  # drafters begin between
+    yield "predict_s == sum(round_s)", math.isclose(timings.predict_s, sum(timings.round_s), abs_tol=1e-6)
     yield "n_predicted == all but the first", timings.n_predicted == max(stats.n_emitted - 1, 0)
     n_prompt = stats.n_prompt - stats.n_reused
     yield "n_prompt == what was not reused", timings.n_prompt == n_prompt if is_whole else timings.n_prompt <= n_prompt

@@ -65,7 +65,7 @@ class Remembering(ToyConstraint):
 def test_a_broken_promise_is_found_out(constraint, told):
     with pytest.raises(ContractError, match=re.escape(told)) as found:
         check_constraint(constraint)
-    assert "See augury.constraint.Constraint" in str(found.value)
+    assert "See augury.plugin.Constraint" in str(found.value)
 
 
 @pytest.mark.parametrize("options", [{}, {"modulus": 1, "stretch": 9}, {"length": 5}, {"modulus": 60, "stretch": 0}])
