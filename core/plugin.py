@@ -28,7 +28,13 @@ from augury.files.atomic_file import (
 )
 from augury.files.cache import cache_folder as cache_folder
 from augury.files.checksum import checksum as checksum
-from augury.files.models import resolve as resolve, source_of as source_of
+from augury.files.models import (
+    removable as removable,
+    remove_model as remove_model,
+    resolve as resolve,
+    source_of as source_of,
+    stored_models as stored_models,
+)
 from augury.hookspecs import hookimpl as hookimpl
 from augury.interfaces import (
     FileFormat as FileFormat,

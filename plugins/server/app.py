@@ -121,7 +121,9 @@ def make_app(models: Models) -> FastAPI:
     return app
 
 
-async def _home() -> PlainTextResponse:
+async def _home(request: Request) -> PlainTextResponse:
+    if request.method == "GET":
+        raise RequestError(404, "there is no page here; the server was started without one")
     return PlainTextResponse("augury is running")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import ollama
 import pytest
@@ -142,7 +143,9 @@ def test_calls_are_streamed_whole():
                 yield 0, Token(i, "x")
             yield 0, Result((1, 2, 3), "", "stop", Summary())
 
-        return [json.loads(each) async for each in Answer("m", reader, _said, Clock()).lines(pieces())]
+        return [
+            json.loads(each) async for each in Answer("m", reader, _said, Clock(SimpleNamespace(state=None))).lines(pieces())
+        ]
 
     *found, end = asyncio.run(lines())
     assert [each["message"].get("thinking") for each in found] == ["hm", None, None, None]

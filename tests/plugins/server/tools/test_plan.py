@@ -100,7 +100,7 @@ def given(source=TOLD, **asked):
     template = ChatTemplate(source)
     try:
         form, told = ChatFormat(template, TOKENIZER), {}
-        template.prompt = lambda messages, *, tools, kwargs: told.update(messages=messages, tools=tools) or ChatPrompt("")
+        template.prompt = lambda messages, *, tools, **_: told.update(messages=messages, tools=tools) or ChatPrompt("")
         params = form.plan(asked.pop("messages", ASKED), **asked).params
     finally:
         template.close()
