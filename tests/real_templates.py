@@ -44,7 +44,8 @@ CALLS: tuple[tuple[dict[str, Any], ...], ...] = (
 )
 """The arguments of a first call and perhaps of a second one."""
 
-ANSWER, TEXT = "Found it.", "Let me look."
+TEXT = "Let me look."
+CONTENTS = ("", None, TEXT)
 
 
 def conversation(calls: tuple[dict[str, Any], ...], form: Any, how: tuple[bool, str | None]) -> list[dict[str, Any]]:
@@ -90,7 +91,7 @@ def faults(template: ChatTemplate, form: Any) -> Iterator[str]:
     for calls in CALLS:
         chosen = calls[:1] if form.n_most == 1 else calls
         expected, refused = list(zip(NAMES, chosen, strict=False)), list[AuguryError]()
-        for content in ("", None, TEXT):
+        for content in CONTENTS:
             try:
                 text = written(template, form, chosen, content)
             except AuguryError as error:
@@ -106,7 +107,7 @@ def faults(template: ChatTemplate, form: Any) -> Iterator[str]:
                 if found != expected:
                     yield f"{text!r} is read as {found!r}"
                     return
-        if len(refused) == 3:
+        if len(refused) == len(CONTENTS):
             yield f"it writes no calls: {refused[0]}"
             return
 

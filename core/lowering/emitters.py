@@ -164,10 +164,8 @@ class PlanEmitters(Generic[_Block]):
         return [*chain(*self._layers[slice(*main.layers)]), main.embedding, main.output]
 
     def _part(self, name: str, plan: ModelPlan | MtpLayer, *inputs: Block) -> PartEmitters[_Block]:
-        part, (embedding, output, *of_inputs) = (
-            self.plan.parts[name],
-            map(self._emitter, (plan.embedding, plan.output, *inputs)),
-        )
+        part = self.plan.parts[name]
+        embedding, output, *of_inputs = map(self._emitter, (plan.embedding, plan.output, *inputs))
         return PartEmitters(part.layers, plan.output, plan.embedding.n_embd, part.width, embedding, output, of_inputs)
 
     def _emitter(self, block: Block) -> _Block:

@@ -76,7 +76,7 @@ def step_of(chance):
     return step
 
 
-@compiled()
+@compiled(_INTS, _INT, _INT)
 def proposers_after(nodes, n, parent):
     """All drafters that propose something after a node."""
     found = 0
@@ -86,7 +86,7 @@ def proposers_after(nodes, n, parent):
     return found
 
 
-@compiled()
+@compiled(_INT, _INT)
 def kind_of(own, every):
     """Whether several drafters propose a node, or others something else in its place, by the bits of each."""
     return AGREED if own & (own - 1) else CONTESTED if every & (every - 1) else ALONE

@@ -6,13 +6,11 @@ and settings; for DFlash2 vLLM's model of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import evolve
 
-from augury.errors import ModelFileError
-from augury.plugins.published_heads.eagle import take_tokens
 from augury.plugins.published_heads.layers import Written
 
 if TYPE_CHECKING:
@@ -35,12 +33,10 @@ def dflash(folder: Folder) -> Written:
         ModelFileError: Something is missing, or makes no sense.
         UnsupportedError: Something is not understood.
     """
-    own = {**folder.config, **folder.section("dflash_config")}
-    if (kind := own.get("projector_type")) not in (None, "dflash", "dspark"):
+    config = folder.config
+    if (kind := config.get("projector_type")) not in (None, "dflash", "dspark"):
         folder.fail(f"config.json sets projector_type to {kind!r}; known are dflash and dspark")
-    for key in ("fc_layernorm", "pure_draft_prefix_len", "shift_label"):
-        if own.get(key):
-            folder.fail(f"config.json sets {key} to {own[key]!r}, which is not supported")
+    folder.refuse(("fc_layernorm", "pure_draft_prefix_len", "shift_label"))
     n_layers = folder.count("num_hidden_layers")
     head = Written(folder, "dflash")
     head.sizes(n_layers, turns_pairs=False)
@@ -52,44 +48,43 @@ def dflash(folder: Folder) -> Written:
     head.take_if_there("lm_head.weight", "output.weight")
     head.take_if_there("embed_tokens.weight", "token_embd.weight")
     head.set(
-        target_layers=np.array(_layers_of_target(folder, own, n_layers), np.int32),
-        block_size=_count(folder, own, "block_size"),
-        attention__causal=bool(own.get("causal_head") or own.get("is_causal")),
+        target_layers=np.array(_layers_of_target(folder, n_layers), np.int32),
+        block_size=folder.count("block_size"),
+        attention__causal=bool(config.get("causal_head") or config.get("is_causal")),
         has_target_scale="token_embd.weight" not in head.tensors,  # of the target's embedding, where its family has one
     )
-    _causal_windows(head, own)
-    head.metadata[_MASK] = _count(folder, own, "mask_token_id", least=0)
-    take_tokens(head)
-    _convolutions(head, own, n_layers)
-    _markov(head, own)
+    _causal_windows(head)
+    head.metadata[_MASK] = folder.count("mask_token_id", least=0)
+    head.take_tokens()
+    _convolutions(head, n_layers)
+    _markov(head)
     return head
 
 
-def _layers_of_target(folder: Folder, own: dict[str, Any], n_layers: int) -> list[int]:
+def _layers_of_target(folder: Folder, n_layers: int) -> list[int]:
     """The layers whose inputs are read: speculators number these, all others outputs."""
-    if (inputs := own.get("aux_hidden_state_layer_ids")) is not None:
+    if (inputs := folder.config.get("aux_hidden_state_layer_ids")) is not None:
         return folder.layer_ids(inputs)
-    if (outputs := own.get("target_layer_ids")) is None:
+    if (outputs := folder.config.get("target_layer_ids")) is None:
         n = folder.count("num_target_layers")
         outputs = [n // 2] if n_layers == 1 else [round(1 + i * (n - 4) / (n_layers - 1)) for i in range(n_layers)]
     return [number + 1 for number in folder.layer_ids(outputs)]
 
 
-def _causal_windows(head: Written, own: dict[str, Any]) -> None:
+def _causal_windows(head: Written) -> None:
     """Of speculators' heads, layers with a window see no later token of the block, unless it is said that they do."""
-    pattern = head.metadata.get("dflash.attention.sliding_window_pattern")
-    if "speculators_model_type" in own and isinstance(pattern, np.ndarray) and not own.get("sliding_window_non_causal"):
+    config, pattern = head.folder.config, head.metadata.get("dflash.attention.sliding_window_pattern")
+    is_causal = "speculators_model_type" in config and not config.get("sliding_window_non_causal")
+    if is_causal and isinstance(pattern, np.ndarray):
         head.set(attention__causal=pattern)
 
 
-def _convolutions(head: Written, own: dict[str, Any], n_layers: int) -> None:
+def _convolutions(head: Written, n_layers: int) -> None:
     """DFlash2's convolutions around the blocks, and its selector."""
     folder = head.folder
     if "candidate_selector.hidden_projection.weight" not in folder:
         return
-    head.set(
-        **{key: _count(folder, own, key) for key in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")}
-    )
+    head.set(**{key: folder.count(key) for key in _SIZES})
     for name, written in _SELECTOR.items():
         at = f"candidate_selector.{name}"
         head.take(at if at in folder else f"{at}.weight", written)
@@ -100,29 +95,22 @@ def _convolutions(head: Written, own: dict[str, Any], n_layers: int) -> None:
             head.take(f"layers.{i}.{name}.kernel_projection.weight", f"blk.{i}.{written}_proj.weight")
 
 
-def _markov(head: Written, own: dict[str, Any]) -> None:
+def _markov(head: Written) -> None:
     """DSpark's logits by the token before, and its confidence."""
-    folder = head.folder
-    if not own.get("markov_rank"):
+    folder, config = head.folder, head.folder.config
+    if not config.get("markov_rank"):
         return
-    if (kind := own.get("markov_head_type") or "vanilla") != "vanilla":
+    if (kind := config.get("markov_head_type") or "vanilla") != "vanilla":
         folder.fail(f"config.json sets markov_head_type to {kind!r}; only 'vanilla' is known")
     head.take("markov_head.markov_w1.weight", "markov_w1.weight")
     head.take("markov_head.markov_w2.weight", "markov_w2.weight")
     # DeepSpec's blocks draft from the first place on; SpecForge's never do, speculators' where they say so
-    is_deepspec = "Qwen3DSparkModel" in (own.get("architectures") or ())
-    head.set(sample_from_anchor=bool(own.get("sample_from_anchor", is_deepspec)))
+    is_deepspec = "Qwen3DSparkModel" in (config.get("architectures") or ())
+    head.set(sample_from_anchor=bool(config.get("sample_from_anchor", is_deepspec)))
     has_confidence = "confidence_head.proj.weight" in folder
-    if has_confidence and not own.get("confidence_head_with_markov", "speculators_model_type" in own):
+    if has_confidence and not config.get("confidence_head_with_markov", "speculators_model_type" in config):
         folder.fail("its confidence does not depend on the token before, which is not supported")
     head.set(has_confidence_head=has_confidence)
     if has_confidence:
         head.take("confidence_head.proj.weight", "conf_proj.weight")
         head.take("confidence_head.proj.bias", "conf_proj.bias")
-
-
-def _count(folder: Folder, own: dict[str, Any], key: str, least: int = 1) -> int:
-    found = own.get(key)
-    if type(found) is not int or found < least:
-        raise ModelFileError(f"{folder.path / 'config.json'}: {key} is {found!r}, expected a whole number of at least {least}")
-    return found

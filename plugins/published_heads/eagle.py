@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.files.gguf import Tensor, TensorType
 from augury.plugins.published_heads.layers import Written, as_tensor
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def eagle3(folder: Folder) -> Written:
         # SpecForge's setting of this name says that the output is normed, as it always is; speculators feed it back so, too
         norm_output=is_speculators and bool(config.get("norm_output")),
     )
-    take_tokens(head)
+    head.take_tokens()
     return head
 
 
@@ -81,17 +80,3 @@ def _norms_before(head: Written, n_features: int) -> None:
     if config.get("fc_norm"):
         norms = [folder.take(f"fc_norm.{i}.weight").floats() for i in range(n_features)]
         head.tensors["enc.fc_norm.weight"] = as_tensor("enc.fc_norm.weight", np.stack(norms))
-
-
-def take_tokens(head: Written) -> None:
-    """Which tokens the output is of: the file has the distance of each to its place."""
-    if "d2t" in head.folder:
-        distances = head.folder.take("d2t")
-        tokens = _whole(distances) + np.arange(distances.shape[0])
-        head.tensors["d2t"] = as_tensor("d2t", tokens)
-        if len(tokens) == head.folder.count("vocab_size"):  # of all tokens, so that nothing is chosen
-            del head.tensors["d2t"]
-
-
-def _whole(tensor: Tensor) -> np.ndarray:
-    return tensor.data.view(np.int64 if tensor.type is TensorType.I64 else np.int32)

@@ -23,7 +23,9 @@ _TYPES = {
     "I64": TensorType.I64,
     "I32": TensorType.I32,
 }
-_NOT_READ = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # what d2t says, too; copies of the target's
+_SECTIONS = ("transformer_layer_config", "dflash_config")
+_OUTSIDE = ("architectures", "model_type")  # of the head, not of the layers in it
+_NOT_READ = ("__metadata__", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # what d2t says, too; the target's own
 _ALIGNMENT = 8  # that `Tensor` promises, and that files of some writers lack
 _LIMIT = 1 << 24  # bytes of a JSON file
 MARKS = ("config.json", "*.safetensors")
@@ -35,7 +37,7 @@ class Folder:
 
     Attributes:
         path: Of the folder.
-        config: Its settings; those of a nested layer (`transformer_layer_config`) stand among the others.
+        config: Its settings; those of sections that some publishers have (`_SECTIONS`) stand among the others.
         paths: Its files with tensors.
         identity: Of each of them, see `ModelFile.identity`.
         head: The headers of these.
@@ -44,9 +46,9 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        stated = _json(path / "config.json")
-        self.config: dict[str, Any] = {**stated, **(stated.get("transformer_layer_config") or {})}
-        self.config |= {key: value for key, value in stated.items() if key in ("architectures", "model_type")}
+        self.config = stated = _json(path / "config.json")
+        for name in _SECTIONS:
+            self.config = self.config | {key: each for key, each in self.section(name).items() if key not in _OUTSIDE}
         self.paths = tuple(sorted(path.glob(MARKS[1])))
         self.identity: tuple[tuple[int, ...], ...] = ()
         self.head = json.dumps(stated, sort_keys=True).encode()
@@ -69,20 +71,20 @@ class Folder:
         self.identity += (identity,)
         self.head += data[:start]
         self.n_bytes += len(data)
-        for name, entry in header.items():
-            if name != "__metadata__":
-                name = name.removeprefix("model.")  # noqa: PLW2901 - as some write them
+        for stored, entry in header.items():
+            name = stored.removeprefix("model.")  # as some write them
+            if name not in _NOT_READ:
                 self._left[name] = self._tensor(name, entry, data, start)
 
     def _tensor(self, name: str, entry: dict[str, Any], data: mmap.mmap, start: int) -> Tensor:
         begin, end = entry["data_offsets"]
-        if (kind := _TYPES.get(entry["dtype"])) is None and name not in _NOT_READ:
+        if (kind := _TYPES.get(entry["dtype"])) is None:
             self.fail(f"tensor {name!r} is stored as {entry['dtype']}, expected one of {', '.join(_TYPES)}")
         view = np.frombuffer(data, np.uint8, end - begin, start + begin)
         if (start + begin) % _ALIGNMENT:
             view = view.copy()
             view.flags.writeable = False
-        return Tensor(name, tuple(entry["shape"]), kind or TensorType.F32, view)
+        return Tensor(name, tuple(entry["shape"]), kind, view)
 
     def fail(self, message: str) -> NoReturn:
         """Say what is not understood here."""
@@ -107,16 +109,18 @@ class Folder:
         Raises:
             UnsupportedError: There are some.
         """
-        if left := sorted(self._left.keys() - set(_NOT_READ)):
+        if left := sorted(self._left):
             more = f" and {len(left) - 3} more" if len(left) > 3 else ""
             self.fail(f"tensors {', '.join(left[:3])}{more} are not understood in a head of this kind")
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A setting that is a whole number above 0; null is as if it were absent."""
+    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A setting that is a whole number from `least` on; null is as if it were absent."""
         value = self.config.get(key)
         value = default if value is None else value
-        if type(value) is not int or value < 1:
-            raise ModelFileError(f"{self.path / 'config.json'}: {key} is {value!r}, expected a whole number above 0")
+        if type(value) is not int or value < least:
+            raise ModelFileError(
+                f"{self.path / 'config.json'}: {key} is {value!r}, expected a whole number of at least {least}"
+            )
         return value
 
     def number(self, key: str, default: float) -> float:

@@ -48,6 +48,7 @@ class Written:
         name = folder.config.get("_name_or_path") or folder.path.resolve().name
         self.metadata: dict[str, object] = {"general.architecture": architecture, "general.name": str(name)}
         self.tensors: dict[str, Tensor] = {}
+        self._turned_by: int | None = None  # values of a head whose pairs are to be neighbours
         verifier = (folder.section("speculators_config").get("verifier") or {}).get("name_or_path")
         if target := verifier or folder.config.get("target_model_name_or_path"):
             self.metadata["general.base_model.0.name"] = str(target)
@@ -68,6 +69,18 @@ class Written:
         """The same, where the folder has the tensor."""
         if name in self.folder:
             self.take(name, written)
+
+    def take_tokens(self) -> None:
+        """Say which tokens the output is of, unless it is of all; the folder has the distance of each to its place."""
+        if "d2t" not in self.folder:
+            return
+        distances = self.folder.take("d2t")
+        n = distances.shape[0]
+        if distances.type.integers is None:
+            self.folder.fail(f"tensor 'd2t' is stored as {distances.type.name}, expected whole numbers")
+        if n < self.folder.count("vocab_size"):
+            tokens = distances.data.view(distances.type.integers).astype(np.int64) + np.arange(n)
+            self.tensors["d2t"] = as_tensor("d2t", tokens)
 
     def sizes(self, n_layers: int, *, turns_pairs: bool) -> None:
         """Set the sizes of the layers, and their positions.
@@ -95,7 +108,7 @@ class Written:
             vocab_size=folder.count("vocab_size"),
             rope__dimension_count=head_dim,
         )
-        self.turned_by = head_dim if turns_pairs and not folder.config.get("rope_interleaved") else None
+        self._turned_by = head_dim if turns_pairs and not folder.config.get("rope_interleaved") else None
         self._windows(n_layers)
         self._rope(head_dim)
 
@@ -141,8 +154,8 @@ class Written:
                 self.take_if_there(f"{prefix}{name}", at)
             else:
                 self.take(f"{prefix}{name}", at)
-            if written in _TURNED and self.turned_by is not None and at in self.tensors:
-                self.tensors[at] = _interleaved(self.tensors[at], self.turned_by)
+            if written in _TURNED and self._turned_by is not None and at in self.tensors:
+                self.tensors[at] = _interleaved(self.tensors[at], self._turned_by)
 
 
 def as_tensor(name: str, values: np.ndarray) -> Tensor:
