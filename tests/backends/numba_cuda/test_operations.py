@@ -140,7 +140,7 @@ class Swapped(MADE_UP["Author"]):
 
     def write(self):
         products = self.build.add(Multiply, self.values[0], (self.linear(256, 64), self.linear(256, 32)), "products")
-        convs = [self.conv(each.width, 3) for each in products[::-1]]
+        convs = tuple(self.conv(each.width, 3) for each in products[::-1])
         self.states += [conv.state for conv in convs]
         y = self.build.add(Convolve, products[::-1], convs, (0, 1))
         self.build.add(Add, self.build.add(Multiply, y, (self.linear(96, 256),), "last")[0])
