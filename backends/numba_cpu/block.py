@@ -82,7 +82,7 @@ class BlockEmitter(op.BlockEmitter):
         for cache in self.caches:
             cache.place(arena)
         for state in self.states:
-            state.place(arena)
+            state.allocate(arena.zeros)
         placed = Placed(weights, arena, self._layout, buffers, self.states, max(self._draft_max, 1))
         for emitter in (*self._early, *self._emitters):
             emitter.place(placed)

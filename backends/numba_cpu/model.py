@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from augury.backends.numba.passes import passes, runs_of
+from augury.backends.numba.vocabulary import LastVocabularies
 from augury.backends.numba_cpu import profile
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
@@ -15,8 +17,8 @@ from augury.backends.numba_cpu.kernels.struct import dtype, index
 from augury.backends.numba_cpu.kernels.team import Segment, TeamState
 from augury.backends.numba_cpu.lowering import Lowering
 from augury.backends.numba_cpu.memory import Arena
-from augury.backends.numba_cpu.narrow_output import NarrowOutput, NarrowOutputs
-from augury.backends.numba_cpu.passes import BestTokens, KernelPass, passes, runs_of
+from augury.backends.numba_cpu.narrow_output import NarrowOutput
+from augury.backends.numba_cpu.passes import BestTokens, KernelPass
 from augury.backends.numba_cpu.sequences import SequenceUpdates
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
 from augury.backends.numba_cpu.team import Team
@@ -67,7 +69,7 @@ class NumbaCpuModel(Model):
         if plan.block is not None:
             lowering.program(1, part="inject", takes_hidden=True, is_read=False)
         self._weights.close_file()
-        self._narrow = NarrowOutputs(self.info.n_vocab)
+        self._narrow = LastVocabularies[NarrowOutput]()
         named = plan.output.tokens
         self._tokens = None if named is None else np.array(file.integers(named.weight, named.shape, self.info.n_vocab))
         self._make_room(_FIRST_ROWS)
@@ -131,7 +133,7 @@ class NumbaCpuModel(Model):
             return self._result(self._logits[:n_rows], narrow, features)
         written: list[np.ndarray] = []
         n_written = 0
-        for span in passes(slots, parents, has_blocks=self._plan.block is not None and batch.part == "main"):
+        for span in passes(slots, parents, MAX_TOKENS, has_blocks=self._plan.block is not None and batch.part == "main"):
             here = np.flatnonzero((rows >= span.start) & (rows < span.stop))
             above = None if parents is None else parents[span] - span.start
             part = tuple(column[span] for column in columns)
@@ -213,7 +215,8 @@ class NumbaCpuModel(Model):
             program = self._lowering.program(n, batch.layers, batch.features, part=batch.part, **params)
         if batch.vocabulary is None or self._tokens is not None or not len(batch.rows):
             return program, None
-        narrow = self._narrow.of(program, batch.vocabulary)
+        n_vocab, vocabulary = self.info.n_vocab, batch.vocabulary
+        narrow = self._narrow.of(id(program), vocabulary, n_vocab, lambda: NarrowOutput.of(program, vocabulary, n_vocab))
         return narrow.program, narrow
 
     def _pass(

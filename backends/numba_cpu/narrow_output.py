@@ -6,11 +6,11 @@ import attrs
 import numpy as np
 from attrs import frozen
 
+from augury.backends.numba.vocabulary import groups_of, tokens_of
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.logits import MultiplyLogits
 from augury.backends.numba_cpu.kernels.struct import index, view
 from augury.backends.numba_cpu.tape import Program
-from augury.batch import check_vocabulary
 
 _PANEL_BYTES = 4 * step.PANEL_ROWS  # of logits
 _ENTRIES = index(MultiplyLogits, "entries")
@@ -28,30 +28,12 @@ class NarrowOutput:
     program: Program
     tokens: np.ndarray
 
-
-class NarrowOutputs:
-    """The tapes of vocabularies, of which each kind of pass keeps the last one."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self._n_vocab = n_vocab
-        self._kept: dict[int, tuple[np.ndarray, NarrowOutput]] = {}  # by the identity of tapes, which are kept elsewhere
-
-    def of(self, program: Program, vocabulary: np.ndarray) -> NarrowOutput:
-        """Make the tape of a vocabulary (m,) int32, or take the one of the same array.
-
-        Raises:
-            OptionError: It holds no tokens, others than the model's, or they do not rise.
-        """
-        kept = self._kept.get(id(program))
-        if kept is not None and kept[0] is vocabulary:
-            return kept[1]
-        check_vocabulary(vocabulary, self._n_vocab)
-        panels = vocabulary // step.PANEL_ROWS
-        panels = panels[np.append(True, panels[1:] != panels[:-1])].astype(np.int64)
-        tokens = (step.PANEL_ROWS * panels[:, None] + np.arange(step.PANEL_ROWS)).ravel().astype(np.int32)
-        made = NarrowOutput(_narrowed(program, panels), tokens[tokens < self._n_vocab])
-        self._kept[id(program)] = vocabulary, made
-        return made
+    @classmethod
+    def of(cls, program: Program, vocabulary: np.ndarray, n_vocab: int) -> NarrowOutput:
+        """That of a vocabulary (m,) int32, rising."""
+        panels = groups_of(vocabulary, step.PANEL_ROWS).astype(np.int64)
+        tokens = tokens_of(panels, step.PANEL_ROWS)
+        return cls(_narrowed(program, panels), tokens[tokens < n_vocab])
 
 
 def _narrowed(program: Program, panels: np.ndarray) -> Program:

@@ -1,71 +1,18 @@
-"""How the tokens of a batch, sorted by slot, are cut into runs and passes; and a pass whose logits kernels read in place."""
+"""A pass whose logits kernels read in place."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import logits as kernels
-from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.errors import UnsupportedError
 from augury.passes import ArrayPass
 
 KERNELS = (kernels.best, kernels.sum_exponentials)
 _FLOAT = 4
-
-
-def runs_of(slots: Sequence[int], parents: Sequence[int] | None) -> list[tuple[int, int, int, bool]]:
-    """The runs of one slot's tokens.
-
-    Args:
-        slots: Of each token, in rising order; some.
-        parents: Of each token, see `Batch.parents`; None: all runs are chains.
-
-    Returns:
-        Of each run: first token, tokens, slot, whether it is a tree that is no chain.
-    """
-    if parents is None and slots[0] == slots[-1]:
-        return [(0, len(slots), slots[0], False)]
-    starts = [i for i, slot in enumerate(slots) if not i or slot != slots[i - 1]]
-    return [
-        # the first of a run follows the slot's text, or an earlier pass of the same chain
-        (i, end - i, slots[i], parents is not None and parents[i + 1 : end] != [*range(i, end - 1)])
-        for i, end in zip(starts, [*starts[1:], len(slots)], strict=True)
-    ]
-
-
-def passes(slots: np.ndarray, parents: np.ndarray | None, *, has_blocks: bool = False) -> Iterator[slice]:
-    """Cut a batch into passes of up to MAX_TOKENS tokens; a tree stays in one pass.
-
-    Args:
-        slots: (n,) int32, n > 0, in rising order.
-        parents: (n,) int, see `Batch.parents`; None: all runs are chains.
-        has_blocks: Whether each slot's tokens see each other, so that they stay in one pass, too.
-
-    Raises:
-        UnsupportedError: A tree or block is larger than a pass.
-    """
-    whole: list[tuple[int, int, int, bool]] = []
-    if parents is not None or has_blocks:
-        runs = runs_of(slots.tolist(), None if parents is None else parents.tolist())
-        whole = [run for run in runs if run[3] or has_blocks]
-    for _, size, slot, is_tree in whole:
-        if size > MAX_TOKENS:
-            raise UnsupportedError(
-                f"a {'tree' if is_tree else 'block'} of {size} tokens in slot {slot}, expected at most {MAX_TOKENS} in one "
-                "pass; draft fewer tokens"
-            )
-    start = 0
-    while start < len(slots):
-        end = min(start + MAX_TOKENS, len(slots))
-        for first, size, _, _ in whole:
-            if first < end < first + size:
-                end = first
-        yield slice(start, end)
-        start = end
 
 
 class BestTokens:

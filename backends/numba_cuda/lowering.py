@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from attrs import frozen
 
+from augury.backends.numba.vocabulary import LastVocabularies
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.block import BlockEmitter, FirstProducts, columns_of, multiply_first
 from augury.backends.numba_cuda.device import Device, Launch, Pointer, Program, Region
@@ -19,7 +20,6 @@ from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
 from augury.backends.numba_cuda.weights import Weights
-from augury.batch import check_vocabulary
 from augury.blocks import Linear, ModelPlan, Norm, Output
 from augury.lowering import PartEmitters, PlanEmitters, largest
 from augury.types import ModelOptions
@@ -61,7 +61,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
         super().__init__(plan, options, BlockEmitter)
         self.chooses, self._streams = bool(plan.layers) or plan.n_vocab == plan.embedding.n_vocab, Streams(self.plan)
         self._narrow: dict[Linear, NarrowOutput] = {}
-        self._narrowed: dict[Linear, tuple[np.ndarray, NarrowOutput | None]] = {}  # the last vocabulary of each output
+        self._vocabularies = LastVocabularies[NarrowOutput | None]()
 
     def _every_part(self) -> Iterator[Parts]:
         """Passes that make use of all weights."""
@@ -127,14 +127,14 @@ class Lowering(PlanEmitters[BlockEmitter]):
         linear = output.weight
         if type(output) is not Output or linear is None:
             return None
-        if linear not in self._narrowed or self._narrowed[linear][0] is not vocabulary:
-            check_vocabulary(vocabulary, linear.n_out)
-            if linear not in self._narrow:
-                made = NarrowOutput.of(self._device, self._weights.matrix(linear), vocabulary)
-                self._narrow |= {} if made is None else {linear: made}
-            narrow = self._narrow.get(linear)
-            self._narrowed[linear] = vocabulary, narrow if narrow is not None and narrow.follow(vocabulary) else None
-        return self._narrowed[linear][1]
+        return self._vocabularies.of(linear, vocabulary, linear.n_out, lambda: self._narrowed(linear, vocabulary))
+
+    def _narrowed(self, linear: Linear, vocabulary: np.ndarray) -> NarrowOutput | None:
+        if linear not in self._narrow:
+            made = NarrowOutput.of(self._device, self._weights.matrix(linear), vocabulary)
+            self._narrow |= {} if made is None else {linear: made}
+        narrow = self._narrow.get(linear)
+        return narrow if narrow is not None and narrow.follow(vocabulary) else None
 
     def following(self, size: Size, parts: Parts, names: Pointer | None, n_named: int) -> Program:
         """A program for a pass over the best tokens after the rows of the last one, which are not asked for.

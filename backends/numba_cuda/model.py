@@ -8,13 +8,14 @@ from functools import partial
 import numpy as np
 from attrs import evolve
 
+from augury.backends.numba.passes import passes
 from augury.backends.numba_cuda.choosing import Logits, RowReader
 from augury.backends.numba_cuda.device import Copy, Device, Pointer, Program
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, Parts, size_of
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
-from augury.backends.numba_cuda.passes import DevicePass, GatheredPass, whole_blocks
+from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
 from augury.backends.numba_cuda.sequences import SequenceUpdates
 from augury.backends.numba_cuda.tape import Size
 from augury.batch import Batch, Tree, check_batch
@@ -141,7 +142,9 @@ class CudaModel(Model):
         """Compute more drafted tokens than a pass has, all of a slot's in one."""
         features = {name: np.empty((len(batch.tokens), self.features[name]), np.float32) for name in batch.features}
         logits = np.empty((len(batch.rows), self._n_logits), np.float32)
-        for places in whole_blocks(batch.slots, n_most):
+        order = np.argsort(batch.slots, kind="stable")
+        for span in passes(batch.slots[order], None, n_most, has_blocks=True):
+            places = np.sort(order[span])
             rows = np.flatnonzero(np.isin(batch.rows, places))
             columns = {name: getattr(batch, name)[places] for name in ("tokens", "slots", "positions")}
             passed = self._forward(evolve(batch, **columns, rows=np.searchsorted(places, batch.rows[rows]).astype(np.int32)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from attrs import evolve
 
+from augury.backends.numba.vocabulary import groups_of, tokens_of
 from augury.backends.numba_cuda.device import Copy, Device, Region
 from augury.backends.numba_cuda.kernels.formats import TILE, TILE_ROWS
 from augury.backends.numba_cuda.weights import PURPOSE, Matrix
@@ -52,7 +53,7 @@ class NarrowOutput:
     @classmethod
     def of(cls, device: Device, matrix: Matrix, vocabulary: np.ndarray) -> NarrowOutput | None:
         """The first tokens of a vocabulary (m,) int32, rising; None if that would save little."""
-        tiles = _tiles_of(vocabulary)
+        tiles = groups_of(vocabulary, TILE_ROWS)
         n_first = int((tiles == np.arange(len(tiles))).sum())
         if TILE_ROWS * (n_first + max(n_first // _SHARE, _LEAST)) > _MOST * matrix.n_rows:
             return None
@@ -63,7 +64,7 @@ class NarrowOutput:
 
     def follow(self, vocabulary: np.ndarray) -> bool:
         """Take another vocabulary (m,) int32, rising; False where it has too many others, or one in a tile that is not full."""
-        tiles = _tiles_of(vocabulary)
+        tiles = groups_of(vocabulary, TILE_ROWS)
         others = tiles[tiles >= self._n_first]
         if len(others) > len(self._tiles) or TILE_ROWS * (tiles[-1] + 1) > self._matrix.n_rows:
             return False
@@ -78,7 +79,7 @@ class NarrowOutput:
 
     def _name(self) -> None:
         tiles = np.concatenate([np.arange(self._n_first), self._tiles])
-        self.tokens = (TILE_ROWS * tiles[:, None] + np.arange(TILE_ROWS)).reshape(-1).astype(np.int32)
+        self.tokens = tokens_of(tiles, TILE_ROWS)
         self._device.write(self.names, self.tokens)
 
     def _copy(self, tile: int, place: int) -> None:
@@ -86,12 +87,6 @@ class NarrowOutput:
         others, _ = self.matrices[1]
         for (source, n_bytes), (to, _) in zip(_parts(self._matrix, tile), _parts(others, place), strict=True):
             self._device.copy(Copy(source, to, n_bytes))
-
-
-def _tiles_of(vocabulary: np.ndarray) -> np.ndarray:
-    tiles = vocabulary // TILE_ROWS
-    different: np.ndarray = tiles[np.append(True, tiles[1:] != tiles[:-1])]
-    return different
 
 
 def _parts(matrix: Matrix, tile: int) -> Iterator[Region]:

@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from attrs import evolve
 
 from augury.backends.numba_cuda.choosing import MAX_GATHERED, MAX_K, PendingRows, RowReader, RowRequest, RowResult
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS
-from augury.errors import UnsupportedError
 from augury.passes import ArrayPass, Pass
 from augury.types import read_only
-
-
-def whole_blocks(slots: np.ndarray, n_most: int) -> Iterator[np.ndarray]:
-    """Cut a batch into passes of up to `n_most` tokens, each of which has all that the batch has of a slot.
-
-    Args:
-        slots: (n,) int32, of each token.
-        n_most: Tokens of a pass.
-
-    Returns:
-        Which tokens a pass has, (m,) int64, rising.
-
-    Raises:
-        UnsupportedError: A slot has more tokens.
-    """
-    here = np.zeros(len(slots), bool)
-    for slot in np.unique(slots):
-        own = slots == slot
-        if own.sum() > n_most:
-            raise UnsupportedError(
-                f"a block of {own.sum()} tokens in slot {slot}, expected at most {n_most} in one pass; draft fewer tokens"
-            )
-        if here.sum() + own.sum() > n_most:
-            yield np.flatnonzero(here)
-            here[:] = False
-        here |= own
-    yield np.flatnonzero(here)
 
 
 class DevicePass(Pass):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from augury.backends.numba.slot_memory import SlotStates
 from augury.backends.numba_cuda.device import Device, Launch, Pointer, Region
 from augury.backends.numba_cuda.kernels import recurrence
 from augury.backends.numba_cuda.kernels.cells import F32, TYPES, halves_of, move_cells
@@ -71,46 +72,19 @@ class Cache:
         ]
 
 
-class State:
-    """A state of all slots, of float32: as it is, as it was saved, and the inputs kept aside to be taken in.
-
-    Attributes:
-        values: The states.
-        saved: As they were saved.
-        aside: The inputs kept aside of drafted tokens.
-        added: Of a matrix, the updates of its columns are apart from the inputs that all of them share.
-        n_bytes: Bytes of a slot.
-        n_slots: How many slots there are.
-        n_aside: Drafted tokens of a slot that there is room for.
-    """
-
-    values: Pointer
-    saved: Pointer
-    aside: Pointer
-    added: Pointer
+class State(SlotStates[Pointer]):
+    """A state of every slot, of the shapes that kernels compute."""
 
     def __init__(self, state: SequenceState, options: ModelOptions) -> None:
-        self._state, self.n_bytes = state, 4 * state.size
-        self.n_slots, self.n_aside = options.n_slots, max(options.draft_max, 1)
         is_matrix = len(state.shape) == 3
+        n_added = state.shape[0] * state.shape[2] if is_matrix else 0
+        super().__init__(options, 4 * state.size, (4 * (state.n_fed - n_added), 4 * n_added))
         if is_matrix and (state.shape[1] > recurrence.MAX_ROWS or state.shape[2] % recurrence.COLUMNS):
             expected = f"keys of {recurrence.MAX_ROWS} at most and values in fours"
             raise UnsupportedError(f"a state of {state.shape}, backend numba-cuda computes {expected}; choose another one")
         if not is_matrix and not 0 < state.shape[0] < MAX_SIZE:
             found = f"a convolution of {state.shape[0] + 1} inputs"
             raise UnsupportedError(f"{found}, backend numba-cuda computes 2 to {MAX_SIZE}; choose another one")
-
-    def place(self, device: Device) -> None:
-        """Allocate it."""
-        state, n_slots = self._state, self.n_slots
-        n_added = 0 if len(state.shape) == 2 else state.shape[0] * state.shape[2]
-        self.values, self.saved = (
-            device.allocate(n_slots * self.n_bytes, purpose).at(0) for purpose in ("states", "saved states")
-        )
-        self.aside, self.added = (
-            device.allocate(4 * n_slots * self.n_aside * n, "drafted tokens kept aside").at(0) if n else self.values
-            for n in (state.n_fed - n_added, n_added)
-        )
 
     def slot_memory(self, slot: int) -> Region:
         """A slot's state."""

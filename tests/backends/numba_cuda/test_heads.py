@@ -14,7 +14,6 @@ from support.head_rig import HALVES, REGISTRY, rounds
 
 from augury import Engine
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
-from augury.backends.numba_cuda.passes import whole_blocks
 from augury.batch import Batch
 from augury.blocks import Linear
 from augury.errors import UnsupportedError
@@ -131,11 +130,6 @@ def test_a_block_has_the_same_bits_in_any_company(name, monkeypatch):
     assert np.array_equal(computed(*starts), together)
     with pytest.raises(UnsupportedError, match="a block of 8 tokens in slot 1, expected at most 7 in one pass"):
         model.forward(Batch.chain(np.zeros(8, np.int32), slot=1))
-
-
-def test_passes_have_whole_blocks():
-    slots = np.int32([2, 0, 0, 1, 2, 0, 1])
-    assert [each.tolist() for each in whole_blocks(slots, 5)] == [[1, 2, 3, 5, 6], [0, 4]]
 
 
 def test_what_a_target_lends_is_in_memory_once():
