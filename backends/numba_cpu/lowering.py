@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from augury.backends.numba.lowering import Parts, PassEmitters
 from augury.backends.numba_cpu import passes, tape
 from augury.backends.numba_cpu.block import BlockEmitter
 from augury.backends.numba_cpu.kernels import team
@@ -22,11 +23,11 @@ from augury.backends.numba_cpu.slot_memory import to_move
 from augury.backends.numba_cpu.tape import Program, Tape, ThreadRows, Workspace, row_bytes
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Layer, ModelPlan
-from augury.lowering import PartEmitters, PlanEmitters, largest
+from augury.lowering import PartEmitters, largest
 from augury.types import ModelOptions
 
 
-class Lowering(PlanEmitters[BlockEmitter]):
+class Lowering(PassEmitters[BlockEmitter]):
     """The needs of a plan, known at once, and its tapes, once it has memory.
 
     Attributes:
@@ -41,7 +42,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
         self.scratch_bytes = up(max(SCRATCH_BYTES, *needed), 64) + 64
         output = self.plan.output.weight
         self.logits_row = logits_row(0 if output is None else output.n_out)
-        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._programs: dict[tuple[bool, Parts], Program] = {}
 
     @property
     def state_bytes(self) -> int:
@@ -74,31 +75,14 @@ class Lowering(PlanEmitters[BlockEmitter]):
         widths = {each.embedding.n_embd for each in self.plan.mtp} - {n_embd}
         self._wide = {n_embd: self._spaces[1]} | {width: Workspace(width, buffers, arena, 0) for width in widths}
 
-    def program(
-        self,
-        n: int,
-        layers: tuple[int, int] | None = None,
-        features: tuple[str, ...] = (),
-        *,
-        part: str = "main",
-        takes_hidden: bool = False,
-        is_read: bool = True,
-    ) -> Program:
-        """The tape of a part or a range of its layers, and the output, written when it is first asked for.
-
-        Args:
-            n: Tokens of a pass. Those of up to `tape.PRIVATE_TOKENS` have a tape of their own.
-            layers: Which; None: all.
-            features: The features that they give.
-            part: See `Batch.part`.
-            takes_hidden: Whether they begin with hidden states.
-            is_read: Whether anybody reads logits, or features of the last layer or the output. If not, the tape ends when the
-                last layer has stored its caches and states.
-        """
-        space, layers = self._spaces[n > tape.PRIVATE_TOKENS], layers or self._parts[part].layers
-        key = (space.is_private, part, layers, features, takes_hidden, is_read)
+    def program(self, n: int, parts: Parts) -> Program:
+        """The tape of passes of n tokens through some parts, written when it is first asked for."""
+        space = self._spaces[n > tape.PRIVATE_TOKENS]
+        if parts.name in self.plan.heads:  # whose passes have one tape for any number of tokens
+            space = self._wide[self._parts[parts.name].n_embd]
+        key = (space.is_private, parts)
         if key not in self._programs:
-            self._programs[key] = self._program(space, part, layers, features, takes_hidden=takes_hidden, is_read=is_read)
+            self._programs[key] = self._program(space, parts)
         return self._programs[key]
 
     def moving(self, moves: np.ndarray) -> np.ndarray:
@@ -117,23 +101,8 @@ class Lowering(PlanEmitters[BlockEmitter]):
             block.emit_states(tape)
         return tape.program()
 
-    def slot_memory(self, slot: int, n: int, start: int | None = None) -> list[np.ndarray]:
-        """See `SlotStates.slot_memory`."""
-        return [view for block in self._blocks for view in block.slot_memory(slot, n, start)]
-
-    def _program(
-        self,
-        space: Workspace,
-        part: str,
-        layers: tuple[int, int],
-        features: tuple[str, ...],
-        *,
-        takes_hidden: bool,
-        is_read: bool,
-    ) -> Program:
-        emitters, is_head = self._parts[part], part in self.plan.heads
-        if is_head:  # its passes have one tape for any number of tokens
-            space = self._wide[emitters.n_embd]
+    def _program(self, space: Workspace, parts: Parts) -> Program:
+        emitters, is_head, takes_hidden = self._parts[parts.name], parts.name in self.plan.heads, parts.takes_hidden
         writing, embedded = Tape(self._weights, self._buffers, space, self._arena), space.embedded
         if is_head or not takes_hidden or embedded is not None or self.plan.embedding.layer_inputs is not None:
             emitters.embedding.emit(writing)
@@ -144,19 +113,20 @@ class Lowering(PlanEmitters[BlockEmitter]):
             self._streams.place(writing)
         else:
             self._streams.begin(writing, takes_hidden=takes_hidden)
-        if "embedding" in features:
+        if "embedding" in parts.features:
             writing.give_features("embedding", self._streams.all(writing))
         for emitter in emitters.inputs:
             self._streams.read(writing, None)
             emitter.emit(writing)
-        for i in range(*layers):
-            self._emit_layer(writing, i, self.plan.every_layer[i], features, is_read=is_read or i < layers[1] - 1)
-        if is_read:
-            self._emit_output(writing, emitters, features)
+        for i in range(*parts.layers) if parts.name != "inject" else ():
+            self._emit_layer(writing, i, self.plan.every_layer[i], parts)
+        if parts.is_read:
+            self._emit_output(writing, emitters, parts)
         return writing.program()
 
-    def _emit_layer(self, writing: Tape, i: int, layer: Layer, features: tuple[str, ...], *, is_read: bool) -> None:
+    def _emit_layer(self, writing: Tape, i: int, layer: Layer, parts: Parts) -> None:
         """Write the records of a layer; of a last one that is not read, only the records that store caches and states."""
+        is_read = parts.is_read or i < parts.layers[1] - 1
         self._emit_blocks(writing, i, layer, is_read=is_read)
         if not is_read:
             return
@@ -164,13 +134,13 @@ class Lowering(PlanEmitters[BlockEmitter]):
             writing.scale_x(layer.scale)
         if layer.norm is not None:
             writing.norm_x(layer.norm)
-        if f"layer.{i}" in features:
+        if f"layer.{i}" in parts.features:
             writing.give_features(f"layer.{i}", self._streams.all(writing))
 
-    def _emit_output(self, writing: Tape, part: PartEmitters[BlockEmitter], features: tuple[str, ...]) -> None:
+    def _emit_output(self, writing: Tape, part: PartEmitters[BlockEmitter], parts: Parts) -> None:
         """Write the records of an output."""
         self._streams.read(writing, part.output_block.connection)
-        if "output" in features:
+        if "output" in parts.features:
             writing.give_output(part.output_block)
         part.output.emit(writing)
         writing.norm_x(None)  # adds the rest, if there is no output

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba.passes import passes, runs_of
 from augury.backends.numba.vocabulary import LastVocabularies
 from augury.backends.numba_cpu import profile
@@ -63,11 +64,8 @@ class NumbaCpuModel(Model):
         self._weights = Weights(file, plan, self._arena, self.isa)
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
-        self._whole = [lowering.program(n) for n in (1, MAX_TOKENS)]
-        for part, head in plan.heads.items():  # which loads their weights
-            lowering.program(1, None, () if head.output.given is None else ("output",), part=part, takes_hidden=True)
-        if plan.block is not None:
-            lowering.program(1, part="inject", takes_hidden=True, is_read=False)
+        of_parts = [*lowering.every_part()]  # which load their weights
+        self._whole, *_ = [[lowering.program(n, parts) for n in (1, MAX_TOKENS)] for parts in of_parts]
         self._weights.close_file()
         self._narrow = LastVocabularies[NarrowOutput]()
         named = plan.output.tokens
@@ -207,12 +205,12 @@ class NumbaCpuModel(Model):
         """The program of a pass of n tokens, and how its logits are to be read if they are of a vocabulary."""
         program = self._whole[n > PRIVATE_TOKENS]  # by the shortest way: of small models Python between passes is felt
         is_read = len(batch.rows) > 0
-        if batch.features and not is_read:  # those of the layers before are there when the last one has stored its caches
-            _, end = batch.layers or self.info.parts[batch.part].layers
-            is_read = not {"output", f"layer.{end - 1}"}.isdisjoint(batch.features)
         if batch.layers is not None or batch.hidden is not None or batch.features or not is_read:
-            params = {"takes_hidden": batch.hidden is not None, "is_read": is_read}
-            program = self._lowering.program(n, batch.layers, batch.features, part=batch.part, **params)
+            layers = batch.layers or self.info.parts[batch.part].layers
+            # features of the layers before are there when the last one has stored its caches
+            is_read = is_read or not {"output", f"layer.{layers[1] - 1}"}.isdisjoint(batch.features)
+            parts = Parts(layers, tuple(batch.features), batch.hidden is not None, is_read, name=batch.part)
+            program = self._lowering.program(n, parts)
         if batch.vocabulary is None or self._tokens is not None or not len(batch.rows):
             return program, None
         n_vocab, vocabulary = self.info.n_vocab, batch.vocabulary

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from attrs import frozen
 
+from augury.backends.numba.lowering import Parts, PassEmitters
 from augury.backends.numba.vocabulary import LastVocabularies
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.block import BlockEmitter, FirstProducts, columns_of, multiply_first
-from augury.backends.numba_cuda.device import Device, Launch, Pointer, Program, Region
+from augury.backends.numba_cuda.device import Device, Launch, Pointer, Program
 from augury.backends.numba_cuda.kernels.dialect import Kernel
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
@@ -21,25 +21,10 @@ from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
 from augury.backends.numba_cuda.weights import Weights
 from augury.blocks import Linear, ModelPlan, Norm, Output
-from augury.lowering import PartEmitters, PlanEmitters, largest
+from augury.lowering import PartEmitters, largest
 from augury.types import ModelOptions
 
 PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS)
-
-
-@frozen
-class Parts:
-    """The parts of a model that a pass goes through, and its results beside logits; see `Batch`.
-
-    If a layer for further tokens gives no logits, the pass only keeps the layer's keys and values.
-    """
-
-    layers: tuple[int, int]
-    features: tuple[str, ...] = ()
-    takes_hidden: bool = False
-    is_read: bool = True
-    is_narrow: bool = False  # see `Lowering.narrowed`
-    name: str = "main"  # see `Batch.part`
 
 
 def size_of(n_tokens: int, last_position: int, *, is_run: bool = False) -> Size:
@@ -47,7 +32,7 @@ def size_of(n_tokens: int, last_position: int, *, is_run: bool = False) -> Size:
     return Size(next(n for n in PASS_SIZES if n >= n_tokens), splits_of(last_position + 1), is_run)
 
 
-class Lowering(PlanEmitters[BlockEmitter]):
+class Lowering(PassEmitters[BlockEmitter]):
     """The needs of a plan, known at once, and its programs, once it has a place on a device.
 
     Attributes:
@@ -63,17 +48,11 @@ class Lowering(PlanEmitters[BlockEmitter]):
         self._narrow: dict[Linear, NarrowOutput] = {}
         self._vocabularies = LastVocabularies[NarrowOutput | None]()
 
-    def _every_part(self) -> Iterator[Parts]:
-        """Passes that make use of all weights."""
-        for name, part in self._parts.items():
-            features = () if name not in self.plan.heads or part.output_block.given is None else ("output",)
-            yield Parts(part.layers, features, takes_hidden=name != "main", name=name)
-
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate work space and the slots' memory, and load the weights."""
         self.allocate(device)
         self._device, self._weights = device, weights
-        for parts in self._every_part():
+        for parts in self.every_part():
             self.steps(size_of(1, self.state_spec.n_ctx - 1), parts)
 
     def allocate(self, device: Device) -> None:
@@ -101,7 +80,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
     def kernels(self) -> list[Kernel]:
         """The kernels of passes of every number of tokens, and of the steps between them."""
         sizes = [*(size_of(n, self.state_spec.n_ctx - 1) for n in PASS_SIZES), size_of(1, 0)]  # few splits may have others
-        tapes = [self.steps(size, parts) for size in sizes for parts in self._every_part()]
+        tapes = [self.steps(size, parts) for size in sizes for parts in self.every_part()]
         steps = [*(step for tape in tapes for step in tape.steps), *self.moving(self.inputs, 0)]
         return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *choosing.KERNELS, follow]))
 
@@ -258,7 +237,3 @@ class Lowering(PlanEmitters[BlockEmitter]):
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """The launches that copy cells: n moves (n, 3) of slot, from, to."""
         return [launch for emitter in self._moving for launch in emitter.moving(moves, n)]
-
-    def slot_memory(self, slot: int, n: int, start: int | None = None) -> list[Region]:
-        """See `SlotStates.slot_memory`."""
-        return [part for emitter in self._blocks for part in emitter.slot_memory(slot, n, start)]

@@ -8,12 +8,13 @@ from functools import partial
 import numpy as np
 from attrs import evolve
 
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba.passes import passes
 from augury.backends.numba_cuda.choosing import Logits, RowReader
 from augury.backends.numba_cuda.device import Copy, Device, Pointer, Program
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS
-from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, Parts, size_of
+from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, size_of
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
 from augury.backends.numba_cuda.sequences import SequenceUpdates

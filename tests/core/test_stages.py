@@ -9,6 +9,7 @@ from oracles.passes import hidden_states, mtp, run_of, tree_of
 from oracles.states import Text, assert_same_state, play
 
 from augury import Registry
+from augury.backends.numba.lowering import Parts
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
@@ -162,7 +163,7 @@ def test_a_stage_wants_hidden_states_and_has_no_logits():
             for ends in ((0, 1), (1, 3))
         )
         assert first.forward(run_of([1])).rows().shape == (1, 0)
-        for program in [first._lowering.program(n, None, ("layer.0",)) for n in (1, 3)] if name == "numba-cpu" else ():
+        for program in [first._lowering.program(n, Parts((0, 1), ("layer.0",))) for n in (1, 3)] if name == "numba-cpu" else ():
             assert program.records[program.starts[-1] + 1], "a barrier ends every pass, or the next one would overtake threads"
         assert list(first.features) == ["embedding", "layer.0"]
         with pytest.raises(OptionError, match="hidden states for a pass from layer 0 on are missing"):

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from oracles.cuda_products import PassedLogits
 
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda import probe
 from augury.backends.numba_cuda.aot import Compiler, all_kernels
 from augury.backends.numba_cuda.choosing import KERNELS, RowRequest
@@ -28,7 +29,7 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, STORE
 from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
-from augury.backends.numba_cuda.lowering import Parts, size_of
+from augury.backends.numba_cuda.lowering import size_of
 from augury.backends.numba_cuda.repack import n_units
 from augury.batch import Batch
 from augury.drafters.model.draft_runner import DraftRequest, DraftRunner

@@ -9,8 +9,9 @@ from oracles.drafts import draft_file, target_of
 from oracles.models import ORACLES, tiny_file
 
 from augury import Registry
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda.device import CountingDevice, Launch
-from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, Parts, size_of
+from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, size_of
 from augury.backends.numba_cuda.weights import Weights
 from augury.files.gguf import ModelFile, TensorType
 from augury.interfaces import Progress

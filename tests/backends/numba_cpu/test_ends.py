@@ -6,6 +6,7 @@ import pytest
 from oracles.models import altered, tiny_file
 
 from augury import Registry
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.blocks import Embedding, Linear
 from augury.interfaces import Progress
@@ -48,7 +49,7 @@ def test_threads_wait_before_anyone_writes_rows_that_all_read(name, change, expe
     file = altered(tiny_file(name), arrays={"up": np.eye(256, dtype=np.float32)})
     plan = change(plan_of(file, Registry.discover()))
     model = NumbaCpu(NumbaCpuOptions()).load(file, plan, ModelOptions(n_slots=1, n_ctx=16, threads=2), Progress())
-    program = model._lowering.program(1)
+    program = model._lowering.program(1, Parts((0, len(plan.layers))))
     waits = [bool(program.records[start + 1]) for start in program.starts]
     found = [(work.name.split(" (")[0], each) for work, each in zip(program.works, waits, strict=True)]
     model.close()

@@ -10,8 +10,9 @@ from oracles.models import nmse
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
-from augury.backends.numba_cuda.lowering import Lowering, Parts, size_of
+from augury.backends.numba_cuda.lowering import Lowering, size_of
 from augury.backends.numba_cuda.operations import attention
 from augury.blocks import Block, Connection
 from augury.errors import OptionError, UnsupportedError

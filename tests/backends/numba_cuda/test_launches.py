@@ -8,9 +8,10 @@ import pytest
 from oracles.cuda_launches import MIXED, launches, placed
 from oracles.models import tiny_file
 
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda.device import ELEMENTS, CountingDevice, Pointer
 from augury.backends.numba_cuda.kernels.dialect import WARP
-from augury.backends.numba_cuda.lowering import Parts, size_of
+from augury.backends.numba_cuda.lowering import size_of
 
 DOCS = (Path(__file__).parents[3] / "docs/cuda.md").read_text()
 

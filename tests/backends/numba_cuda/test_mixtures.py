@@ -8,13 +8,14 @@ from oracles.models import nmse, tiny_file
 from oracles.passes import joined, run_of
 
 from augury import Registry
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import experts, inputs, routes
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
-from augury.backends.numba_cuda.lowering import Parts, size_of
+from augury.backends.numba_cuda.lowering import size_of
 from augury.backends.numba_cuda.operations.experts import GATINGS
 from augury.backends.reference.formula import choose_experts
 from augury.blocks import Gating, Integers, Layer, Linear, MixtureOfExperts, Router

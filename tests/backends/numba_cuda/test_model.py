@@ -7,10 +7,11 @@ from oracles.models import nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Engine, Placement, Registry
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _loaded
 from augury.backends.numba_cuda.kernels.activation import gate
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
-from augury.backends.numba_cuda.lowering import Parts, size_of
+from augury.backends.numba_cuda.lowering import size_of
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Block

@@ -12,12 +12,13 @@ from oracles.passes import run_of
 from oracles.states import script_rows
 
 from augury import Registry
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.aot import all_kernels
 from augury.backends.numba_cuda.device import CountingDevice, Launch
 from augury.backends.numba_cuda.kernels.activation import GateArgs, gate
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
-from augury.backends.numba_cuda.lowering import Parts, size_of
+from augury.backends.numba_cuda.lowering import size_of
 from augury.blocks import Activation, Block, GateKind, LinearRecurrence
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress

@@ -9,12 +9,13 @@ from oracles.cuda_launches import placed
 from oracles.models import tiny_file
 from oracles.passes import joined, run_of, tree_of
 
+from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda.device import CountingDevice, Launch
 from augury.backends.numba_cuda.kernels.attention import ATTEND
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT
 from augury.backends.numba_cuda.kernels.splits import SPLIT
-from augury.backends.numba_cuda.lowering import PASS_SIZES, Parts, size_of
+from augury.backends.numba_cuda.lowering import PASS_SIZES, size_of
 from augury.backends.numba_cuda.model import CudaModel
 from augury.backends.numba_cuda.tape import splits_seen
 from augury.passes import ArrayPass
