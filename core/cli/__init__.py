@@ -26,8 +26,8 @@ from augury.cli.model_flags import (
 from augury.cli.option_flags import add_option_flag, flag_of
 from augury.cli.parser import FlagsAction, Parser, are_counts, converted, count, counts
 from augury.cli.progress import ProgressDisplay
-from augury.cli.prompts import Prompt, add_prompt_flags, prompts_of_lines, read_prompts
-from augury.cli.report import print_json, print_lines, say
+from augury.cli.prompts import Prompt, add_prompt_flags, prompt_of_line, prompts_of_lines, read_prompts
+from augury.cli.report import as_json, print_json, print_lines, say
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.table import align_rows, fold
 from augury.cli.text_file import check_writable, read_text
@@ -49,6 +49,7 @@ __all__ = [
     "add_template_flags",
     "align_rows",
     "are_counts",
+    "as_json",
     "check_writable",
     "configure_logging",
     "converted",
@@ -71,6 +72,7 @@ __all__ = [
     "plan_of",
     "print_json",
     "print_lines",
+    "prompt_of_line",
     "prompts_of_lines",
     "read_prompts",
     "read_text",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from attrs import Factory, evolve, frozen
 
@@ -44,6 +45,13 @@ class Prompt:
         if self.messages is not None:
             return {"messages": self.messages, **self.params}
         return {"prompt": self.text if self.tokens is None else list(self.tokens), **self.params}
+
+    def with_kwargs(self, kwargs: Mapping[str, Any] | None) -> Self:
+        """The same, with these variables for the chat template of a conversation, below those of its own."""
+        own = self.params.get("chat_template_kwargs", {})
+        if kwargs is None or self.messages is None or not isinstance(own, dict):
+            return self
+        return evolve(self, params=self.params | {"chat_template_kwargs": {**kwargs, **own}})
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser, default: str = "standard input") -> None:
@@ -86,8 +94,30 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
 
 
 def prompts_of_lines(text: str, where: str) -> list[Prompt]:
-    """Parse JSON lines such as `{"id": "a", "prompt": "Once", "seed": 1}`; a bad line becomes a prompt with an `error`."""
-    return [_from_line(line, f"{where}:{number}") for number, line in _lines(text)]
+    """Parse JSON lines, each as `prompt_of_line` does."""
+    return [prompt_of_line(line, f"{where}:{number}") for number, line in _lines(text)]
+
+
+def prompt_of_line(line: str, where: str) -> Prompt:
+    """Parse a line such as `{"id": "a", "prompt": "Once", "seed": 1}`; a bad one becomes a prompt with an `error`."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Prompt(where=where, error=f"not JSON: {error}")
+    if not _is_prompt(found):
+        found = found if isinstance(found, dict) else {}
+        expected = 'expected an object with one of "prompt", "messages" and "tokens"'
+        return Prompt(where=where, id=found.get("id"), error=expected)
+    prompt = Prompt(where=where, id=found.pop("id", None), category=found.pop("category", None), params=found)
+    (kind,) = _KINDS.keys() & found.keys()
+    value = found.pop(kind)
+    if kind == "prompt" and isinstance(value, str):
+        return evolve(prompt, text=value)
+    if kind == "tokens" and isinstance(value, list) and all(type(each) is int for each in value):
+        return evolve(prompt, tokens=tuple(value))
+    if kind == "messages" and isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        return evolve(prompt, messages=value)
+    return evolve(prompt, error=f"{kind} is {value!r}, expected {_KINDS[kind]}")
 
 
 def _from_input() -> list[Prompt]:
@@ -124,27 +154,6 @@ def _is_object(line: str) -> bool:
 
 def _is_prompt(found: Any) -> bool:
     return isinstance(found, dict) and sum(kind in found for kind in _KINDS) == 1
-
-
-def _from_line(line: str, where: str) -> Prompt:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return Prompt(where=where, error=f"not JSON: {error}")
-    if not _is_prompt(found):
-        found = found if isinstance(found, dict) else {}
-        expected = 'expected an object with one of "prompt", "messages" and "tokens"'
-        return Prompt(where=where, id=found.get("id"), error=expected)
-    prompt = Prompt(where=where, id=found.pop("id", None), category=found.pop("category", None), params=found)
-    (kind,) = _KINDS.keys() & found.keys()
-    value = found.pop(kind)
-    if kind == "prompt" and isinstance(value, str):
-        return evolve(prompt, text=value)
-    if kind == "tokens" and isinstance(value, list) and all(type(each) is int for each in value):
-        return evolve(prompt, tokens=tuple(value))
-    if kind == "messages" and isinstance(value, list) and all(isinstance(each, dict) for each in value):
-        return evolve(prompt, messages=value)
-    return evolve(prompt, error=f"{kind} is {value!r}, expected {_KINDS[kind]}")
 
 
 def _token_ids(text: str) -> tuple[int, ...]:

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from augury.cli.chat_flags import add_system_flags, add_template_flags, template_of, use_template
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import FIRST_FLAGS, add_model_flags, load_engine
@@ -62,7 +60,7 @@ def _run(args: argparse.Namespace) -> int:
     params = request_params(args) | {"echo": args.echo, "receipt": args.receipt is not None}
     if args.echo and not args.json:
         raise OptionError("--echo tells prompts beside their answers in JSON; add --json")
-    prompts = [_with_kwargs(prompt, args.chat_template_kwargs) for prompt in read_prompts(args)]
+    prompts = [prompt.with_kwargs(args.chat_template_kwargs) for prompt in read_prompts(args)]
     if all(prompt.error for prompt in prompts):
         prompts[0].arguments()  # which says so, before a model is loaded for nothing
     cache: Path | None = args.prompt_cache
@@ -113,14 +111,6 @@ def _print_stats(engine: Engine, writer: TokenWriter, results: Sequence[Result],
     say(run_line([result.stats for result in results]))
     if args.verbose:
         say(engine_line(engine.stats()))
-
-
-def _with_kwargs(prompt: Prompt, kwargs: Mapping[str, Any] | None) -> Prompt:
-    """Give the chat template of a conversation these variables, below those of its own."""
-    own = prompt.params.get("chat_template_kwargs", {})
-    if kwargs is None or prompt.messages is None or not isinstance(own, dict):
-        return prompt
-    return attrs.evolve(prompt, params=prompt.params | {"chat_template_kwargs": {**kwargs, **own}})
 
 
 def _submitted(

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -33,13 +32,14 @@ from augury.cli import (
     use_template,
     warn_of_synthetic,
 )
-from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.errors import AuguryError, OptionError
 from augury.files.cache import cache_folder
 from augury.files.models import source_of
 from augury.interfaces import Progress
 from augury.options import options_of
 from augury.plugins.server.config import ServedModel, files_of, models_of, split
 from augury.plugins.server.flags import ServedModelFlags, ServerFlags
+from augury.plugins.server.libraries import check_libraries
 
 if TYPE_CHECKING:
     from augury.cli import Parser
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 _N_SLOTS = 4
 _LOOPBACKS = ("127.0.0.1", "::1", "localhost")
-_LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
@@ -79,10 +78,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 
 def _run(parser: Parser, typed: argparse.Namespace) -> int:
-    if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
-        raise UnsupportedError(
-            f"the server needs {' and '.join(missing)}, not installed here; install the extra: pip install 'augury[server]'"
-        )
+    check_libraries("the server needs")
     from augury.plugins.server import process
     from augury.plugins.server.models import Models
 

@@ -1,4 +1,4 @@
-"""Adds `augury serve`."""
+"""Adds `augury serve` and `augury batch`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from augury.hookspecs import hookimpl
 
 @hookimpl
 def augury_commands(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
-    """Add the command."""
-    from augury.plugins.server import command  # here: a library's user waits for no command line
+    """Add both commands."""
+    # here: a library's user waits for no command line
+    from augury.plugins.server import command
+    from augury.plugins.server.batch import command as batch
 
-    command.add_parser(subparsers, registry, argv)
+    for each in (command, batch):
+        each.add_parser(subparsers, registry, argv)

@@ -301,7 +301,7 @@ def test_stats_show_drafting(capsys):
         ([], 2, "COMMAND"),
         (["inspect", "-m", "x"], 2, "augury inspect has no flag -m; MODEL is given without a flag; see --help"),
         (["server"], 2, "there is no command 'server'; did you mean 'serve'?"),
-        (["llama-cli", "-m", "x"], 2, "there is no command 'llama-cli'; known: bench, cache, chat, completion, inspect, "),
+        (["llama-cli", "-m", "x"], 2, "there is no command 'llama-cli'; known: batch, bench, cache, chat, completion, "),
     ],
 )
 def test_errors_are_one_line_that_names_what_is_wrong(capsys, words, code, expected):

@@ -11,7 +11,7 @@ from support.commands import here, run
 from support.more_toys import registry_with_toys
 
 from augury.cli.prompts import Prompt, prompts_of_lines
-from augury.cli.run import _submitted, _with_kwargs
+from augury.cli.run import _submitted
 from augury.engine.engine import Engine
 from augury.registry import Registry
 
@@ -74,7 +74,7 @@ def test_template_kwargs_are_for_conversations_and_a_line_s_own_come_first(capsy
         {"messages": [{}], "chat_template_kwargs": own},
         {"messages": [], "chat_template_kwargs": 5},
     ]
-    prompts = [_with_kwargs(prompt, {"a": 1, "b": 2}) for prompt in prompts_of_lines("\n".join(map(json.dumps, lines)), "")]
+    prompts = [prompt.with_kwargs({"a": 1, "b": 2}) for prompt in prompts_of_lines("\n".join(map(json.dumps, lines)), "")]
     assert [prompt.params.get("chat_template_kwargs") for prompt in prompts] == [None, {"a": 1, "b": 2}, {"a": 3, "b": 2}, 5]
     code, _, err = run(capsys, "run", *GREEDY, "-p", "x", "--chat-template-kwargs", "[1]")
     assert code != 0

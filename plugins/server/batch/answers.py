@@ -1,0 +1,148 @@
+"""What an engine answers to the lines of a batch: one row for each, be it an error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+from xxhash import xxh3_64_intdigest
+
+from augury.cli import as_json, prompt_of_line
+from augury.errors import AuguryError, OptionError
+from augury.plugins.server.libraries import check_libraries
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from augury import Engine
+    from augury.plugins.server.batch.lines import Line
+
+_KEPT = ("text", "tokens", "finish_reason", "prompt_tokens", "logprobs", "prompt", "prompt_text")
+_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score")
+_SEEDED = _URLS[:2]
+
+
+@frozen
+class Row:
+    """The answer to a line."""
+
+    id: str | int
+    fields: Mapping[str, Any]
+    n_tokens: int  # that were written
+    is_error: bool
+
+
+def seed_of(id_: str | int) -> int:
+    """The seed of a line that names none: whoever answers it draws the same."""
+    return xxh3_64_intdigest(str(id_).encode()) >> 1
+
+
+class Answers:
+    """An engine that answers lines."""
+
+    def __init__(self, engine: Engine, params: Mapping[str, Any], kwargs: Mapping[str, Any] | None = None) -> None:
+        """Take a loaded engine, and for lines that say nothing else the arguments of `submit` and variables of templates."""
+        self._engine, self._params, self._kwargs = engine, params, kwargs or {}
+        self._app: FastAPI | None = None  # made for the first request in OpenAI's form
+
+    async def answer(self, line: Line) -> Row:
+        """The row of a line."""
+        return await (self._to_prompt(line) if line.request is None else self._to_request(line, line.request))
+
+    async def _to_prompt(self, line: Line) -> Row:
+        try:
+            try:
+                prompt = prompt_of_line(line.text, line.where).with_kwargs(self._kwargs)
+                given = {"seed": seed_of(line.id), **self._params, **prompt.arguments()}
+            except AuguryError as error:
+                raise OptionError(str(error)) from error
+            result = await self._engine.submit(**given)
+        except AuguryError as error:
+            if type(error) is AuguryError:  # the engine's own end, which is no fact about this line
+                raise
+            return Row(line.id, {"id": line.id, "error": str(error)}, 0, is_error=True)
+        found = as_json(self._engine, result)
+        fields = {"id": line.id, "seed": given["seed"], **{name: found[name] for name in _KEPT if name in found}}
+        if result.receipt is not None:
+            fields["receipt"] = result.receipt.as_json()
+        return Row(line.id, fields, len(result.tokens), is_error=False)
+
+    async def _to_request(self, line: Line, request: Mapping[str, Any]) -> Row:
+        fields: dict[str, Any] = {"id": f"batch_req_{xxh3_64_intdigest(str(line.id).encode()):016x}", "custom_id": line.id}
+        try:
+            url, body = _checked(request, line.where)
+        except OptionError as error:
+            failure = {"code": "invalid_request", "message": str(error)}
+            return Row(line.id, {**fields, "response": None, "error": failure}, 0, is_error=True)
+        seed = {"seed": seed_of(line.id)} if url in _SEEDED else {}
+        status, answer = await self._ask(url, {**seed, **body})
+        if status >= 500:  # the engine's own end likewise
+            raise AuguryError(f"{line.where}: {answer.get('error', answer)}")
+        response = {"status_code": status, "request_id": answer.get("id", fields["id"]), "body": answer}
+        usage = answer.get("usage") or {}
+        n_tokens = usage.get("completion_tokens", usage.get("output_tokens", 0))
+        return Row(line.id, {**fields, "response": response, "error": None}, n_tokens, is_error=status >= 400)
+
+    async def _ask(self, url: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The status and body of the server's answer, from its app in this process."""
+        if self._app is None:
+            self._app = _app_of(self._engine, self._params, self._kwargs)
+        head, parts = list[int](), list[bytes]()
+        given = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive() -> Any:
+            return given.pop() if given else await asyncio.Event().wait()  # nobody hangs up
+
+        async def send(message: Any) -> None:
+            head.extend([message["status"]] if "status" in message else [])
+            parts.append(message.get("body", b""))
+
+        await self._app(
+            {
+                "type": "http",
+                "asgi": {"version": "3.0"},
+                "http_version": "1.1",
+                "method": "POST",
+                "scheme": "http",
+                "path": url,
+                "raw_path": url.encode(),
+                "query_string": b"",
+                "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+                "server": ("127.0.0.1", 0),
+                "client": ("127.0.0.1", 0),
+            },
+            receive,
+            send,
+        )
+        return head[0], json.loads(b"".join(parts))
+
+
+def _checked(request: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
+    """The path and body of a request in OpenAI's form.
+
+    Raises:
+        OptionError: It has none that a batch can answer.
+    """
+    method, url, body = (request.get(name) for name in ("method", "url", "body"))
+    if method != "POST":
+        raise OptionError(f'{where}: method is {method!r}, expected "POST"')
+    if url not in _URLS:
+        raise OptionError(f"{where}: url is {url!r}, expected one of {', '.join(_URLS)}")
+    if not isinstance(body, dict):
+        raise OptionError(f"{where}: body is {body!r:.80}, expected an object")
+    if body.get("stream"):
+        raise OptionError(f"{where}: stream is {body['stream']!r}, but a row has the whole answer; leave stream out")
+    return url, body
+
+
+def _app_of(engine: Engine, params: Mapping[str, Any], kwargs: Mapping[str, Any]) -> FastAPI:
+    check_libraries("requests in OpenAI's form need")
+    from augury.plugins.server.app import make_app
+    from augury.plugins.server.models import Models
+    from augury.plugins.server.server import Server, ServerOptions
+
+    options = ServerOptions(names=(str(engine.config["model"]),), params=params, chat_template_kwargs=kwargs, has_page=False)
+    return make_app(Models([Server(options, load=lambda _: engine, engine=engine)], is_lazy=True))

@@ -1,0 +1,85 @@
+"""`augury batch`: answer each line of a file, in this run or the next."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from augury.cli import (
+    FIRST_FLAGS,
+    add_model_flags,
+    add_sampling_flags,
+    add_template_flags,
+    check_writable,
+    load_engine,
+    request_params,
+    say,
+    template_of,
+    use_template,
+    warn_of_synthetic,
+)
+from augury.errors import AuguryError, OptionError
+
+if TYPE_CHECKING:
+    from augury import Registry
+
+_N_SLOTS = 4
+
+
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "batch",
+        help="answer each line of a file, and go on where an earlier run stopped",
+        description="Answer each line of a file, and add the answers to another. A run that was stopped, killed or cut off is "
+        "gone on with by the same command: what has an answer there is not asked again.",
+    )
+    parser.add_argument(
+        "input",
+        type=Path,
+        metavar="IN",
+        help='JSON lines: {"prompt"}, {"messages"} or {"tokens"}, with "id" and parameters such as "seed"; or OpenAI\'s batch '
+        'requests: {"custom_id", "method", "url", "body"}',
+    )
+    parser.add_argument("output", type=Path, metavar="OUT", help="where answers are added, by id, as they come")
+    parser.add_argument("--ordered", action="store_true", help="add answers in the order of their lines")
+    add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
+    add_sampling_flags(parser, registry)
+    add_template_flags(parser)
+    parser.show_first(f"IN OUT --ordered {FIRST_FLAGS} -n --temp -s -np")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    # here: other commands wait for none of it
+    from augury.plugins.server.batch.answering import Tally, answer_all
+    from augury.plugins.server.batch.answers import Answers
+    from augury.plugins.server.batch.lines import ids_of, read_lines
+    from augury.plugins.server.batch.rows import RowFile
+
+    params = request_params(args)
+    places = ids_of(args.input)
+    check_writable(args.output, "OUT")
+    if args.output.exists() and args.output.samefile(args.input):
+        raise OptionError(f"OUT is {args.output}, which is IN; name another file for the answers")
+    with RowFile(args.output) as rows:
+        if strange := rows.ids - places.keys():
+            message = f"{args.output} answers {min(strange, key=str)!r}, which {args.input} does not have"
+            raise OptionError(f"{message}; name another file for the answers")
+        if rows.ids:
+            say(f"{len(rows.ids)} of {len(places)} lines have their answers already")
+        if len(rows.ids) == len(places):
+            return 0
+        warn_of_synthetic(args)
+        template = template_of(args)
+        lines = (line for line in read_lines(args.input) if line.id not in rows.ids)
+        with load_engine(args, args.spec_type, args.model_draft) as engine:
+            use_template(engine, template, parse_special=args.parse_special)
+            answers, tally = Answers(engine, params, args.chat_template_kwargs), Tally(len(rows.ids), len(places))
+            try:
+                answer_all(lines, answers, rows, tally, n_ahead=2 * args.parallel, is_ordered=args.ordered)
+            finally:
+                tally.show()
+    return AuguryError.exit_code if tally.n_errors else 0
