@@ -266,6 +266,7 @@ class Loader:
             else:
                 self._target = file
             whole = plan_of(file, self.registry, plan_name)
+            whole = whole if options.window is None else whole.with_window(options.window)
             if purpose != "draft" and whole.hidden_of:
                 raise UnsupportedError(
                     f"{file.path}: a model of architecture {whole.architecture!r} drafts for another one; give it as the draft "

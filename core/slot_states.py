@@ -38,7 +38,8 @@ class SlotStates:
         """A digest of the model, not of its file's name, and of how it was loaded; only the same restores saved contents."""
         kind = type(self)
         of = f"{kind.__module__}.{kind.__qualname__}", attrs.evolve(self.info, name="")
-        return ", ".join(str(fact) for fact in (*of, self.memory_layout, self.isa, self._cache_types) if fact)
+        window = "" if self.options.window is None else f"window {self.options.window}"
+        return ", ".join(str(fact) for fact in (*of, self.memory_layout, self.isa, self._cache_types, window) if fact)
 
     @property
     def _cache_types(self) -> str:

@@ -35,7 +35,6 @@ __all__ = [
     "Verdict",
 ]
 
-
 _INT32 = np.dtype(np.int32)
 
 
@@ -88,6 +87,7 @@ class ModelOptions:
     draft_max: int = 16  # drafted tokens of a slot in one pass, which models with a state per sequence have room to keep aside
     placement: Placement = field(default=None, converter=as_placement)
     quant: str | None = None  # of a draft model: what its matrices of floats are quantised to, see `files.quantized`
+    window: int | None = None  # of a head: the last positions that its attention sees; 0: all; None: as its file says
 
     @property
     def slots_in_words(self) -> str:
@@ -105,8 +105,8 @@ class ModelOptions:
                 raise UnsupportedError(f"{flag} is {found!r}, expected one of {', '.join(CACHE_TYPES)}")
             sizes = [size for block in plan.blocks() for option, _, size in block.cached() if option == flag]
             if found.startswith("q") and (odd := [size for size in sizes if size % CACHE_BLOCK]):
-                message = f"{flag} is {found!r}, which keeps {CACHE_BLOCK} components together, but heads have {odd[0]}"
-                raise UnsupportedError(f"{message}; choose f16, bf16 or f32")
+                kept = f"which keeps {CACHE_BLOCK} components together, but heads have {odd[0]}; choose f16, bf16 or f32"
+                raise UnsupportedError(f"{flag} is {found!r}, {kept}")
 
 
 @frozen

@@ -171,6 +171,10 @@ class ModelPlan:
         """The same without layers that predict further tokens."""
         return evolve(self, mtp=())
 
+    def with_window(self, n: int) -> ModelPlan:
+        """The same with attention to the last n positions that a token sees, or to all where n is 0."""
+        return self.with_blocks(lambda block: _windowed(block, n or None))
+
     def with_blocks(self, change: Callable[[Block], Block]) -> ModelPlan:
         """The same with other blocks in its layers, those that predict further tokens included."""
         layers = tuple(layer.with_blocks(change) for layer in self.layers)
@@ -330,6 +334,12 @@ class ModelPlan:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """All tensors of the file that it uses by name, and their shapes."""
         return {name: shape for part in self.tensors() for name, shape in part.shapes.items()}
+
+
+def _windowed(block: Any, window: int | None) -> Any:
+    if isinstance(block, Convolved):
+        return evolve(block, inner=_windowed(block.inner, window))
+    return evolve(block, window=window) if isinstance(block, Attention) else block
 
 
 def _with_rope_for(block: Any, n_ctx: int) -> Block:

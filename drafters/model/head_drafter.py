@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
-from augury.drafters.model.load_options import LoadOptions
+from augury.drafters.model.load_options import HeadOptions
 from augury.drafters.model.model_drafter import FeatureDrafter, drafter_for
 from augury.drafters.model.part_runner import PartRunner
 from augury.drafters.model.row_model import Encoder
@@ -27,11 +27,11 @@ class HeadDrafter(FeatureDrafter):
 
     architecture: ClassVar[str]
     """The architectures of heads' files."""
-    options_class = LoadOptions
-    options: LoadOptions
+    options_class = HeadOptions
+    options: HeadOptions
     runner: PartRunner
 
-    def __init__(self, options: LoadOptions, session: Session) -> None:
+    def __init__(self, options: HeadOptions, session: Session) -> None:
         super().__init__(options, session)
         if (reference := options.model) is None:
             raise OptionError(f"{self.name} needs a head; pass -md HEAD or --spec-type {self.name}:model=HEAD")
@@ -69,7 +69,7 @@ class HeadDrafter(FeatureDrafter):
             UnsupportedError: The file is no head, or one of another target.
         """
         options, session = self.options, self.session
-        load_options = options.of_target(session.options)
+        load_options = options.of_target(session.options, window=options.window)
         context = session.load(reference, load_options, options.backend)
         names, target = context.info.parts["main"].input, session.model
         if context.info.architecture != self.architecture:

@@ -76,3 +76,15 @@ class LoadOptions:
         if self.device is not None or self.gpu_layers is not None:
             placement = Placement(placement.devices if self.device is None else self.device, self.gpu_layers)
         return attrs.evolve(target, placement=placement, **{name: each for name, each in own.items() if each is not None})
+
+
+@frozen
+class HeadOptions(LoadOptions):
+    """Options of a head; omitted ones are as the target's, or as its file says."""
+
+    window: int | None = option(
+        None,
+        help="its attention sees so many last tokens of the text; 0: all; unless given as its file says",
+        ge=0,
+        aliases=("spec-draft-window",),
+    )

@@ -32,7 +32,7 @@ from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.memory_limit import n_bytes_of_machine
 from augury.plugins.learn.corpus import answered, digest, encoded, most_tokens, pieces_of, read_prompts, read_texts
-from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
+from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
 from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
 
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 512}
@@ -157,7 +157,7 @@ def _check_memory(sizes: HeadSizes) -> None:
     Raises:
         CapacityError: It does not.
     """
-    from augury.plugins.learn.fitting import N_BATCH, N_ROW
+    from augury.plugins.learn.fitting import N_BATCH
     from augury.plugins.learn.training import N_STEPS
 
     of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the output

@@ -9,12 +9,11 @@ import numpy as np
 
 from augury.files.gguf_writer import EPSILON
 from augury.interfaces import Progress
-from augury.plugins.learn.head import TargetTensors, Weights
+from augury.plugins.learn.head import N_ROW, TargetTensors, Weights
 from augury.plugins.learn.recorded import Recorded
 from augury.plugins.learn.training import N_STEPS, Trainer, TrainingBatch
 
 N_BATCH = 4  # rows
-N_ROW = 256  # tokens: a head looks back at no more while it is trained
 _SAVE_EVERY_S = 120.0
 _PATIENCE = 2  # epochs without a better one, after which it ends
 _N_SAMPLED = 64  # texts that tell how large features are

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 Weights = dict[str, np.ndarray]
 """By the tensors' names in the file; float32, matrices (n_out, n_in)."""
 
+N_ROW = 256
+"""Tokens of a row of texts. A head looks back at no more while it is trained, nor when it drafts."""
+
 _HEAD_DIMS = (128, 64, 32, 16, 8, 4, 2)
 _FF_BLOCK = 32  # weights of a block of Q8_0 and Q4_0, of which a row has whole ones
 
@@ -180,6 +183,7 @@ def write_head(
         writer.add_name(f"EAGLE-3 head for {target.get('general.name', str, target.path.stem)}")
         sizes.describe(writer)
         writer.add_rope_freq_base(10000.0)
+        writer.add_sliding_window(N_ROW)
         writer.add_array("eagle3.target_layers", list(sizes.layers))
         writer.add_uint32("eagle3.target_hidden_size", sizes.n_embd)
         writer.add_bool("eagle3.norm_before_residual", val=True)

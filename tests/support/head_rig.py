@@ -11,7 +11,6 @@ from support.toys import as_history
 from augury import Registry
 from augury.batch import Batch
 from augury.drafters.model.draft_runner import DraftRequest
-from augury.drafters.model.load_options import LoadOptions
 from augury.drafters.model.mtp_runner import MtpRunner
 from augury.engine.context import EngineTarget
 from augury.engine.session import EngineSession
@@ -36,9 +35,9 @@ class Rig:
         self.loader = Loader(REGISTRY, make_backend(REGISTRY, target or backend), Progress())
         context = self.loader.load(tiny_model(target_of(name)), loaded, purpose="target")
         options |= {} if target is None else {"backend": backend}
-        options = LoadOptions(model=str(model or draft_file(name)), **options)
-        file = ModelFile.open(options.model)
-        (kind,) = (each for each in REGISTRY.drafters.values() if each.drafts_with(file))
+        path = str(model or draft_file(name))
+        (kind,) = (each for each in REGISTRY.drafters.values() if each.drafts_with(ModelFile.open(path)))
+        options = kind.options_class(model=path, **options)
         sessions = [EngineSession(i, context.info, loaded, None, self.loader, EngineTarget(context)) for i in range(2)]
         self.drafters = [kind(options, session) for session in sessions]
         self.runner, self.text, self._model = self.drafters[0].runner, runs(name)[0].text[:n], context.model
@@ -53,6 +52,11 @@ class Rig:
         fed = self.fed if text is None else self.features(text)
         text = self.text if text is None else text
         self.drafters[slot].feed(start, text[start:end], {name: rows[start:end] for name, rows in fed.items()})
+
+    def drafted(self, n, k):
+        """The draft of k tokens after n that are fed, and one more."""
+        self.feed(0, n)
+        return self.draft(self.text[: n + 1], k)
 
     def begin(self, history, slot=0):
         for _ in self.drafters[slot].begin(as_history(history), 0):

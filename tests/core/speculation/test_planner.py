@@ -128,6 +128,20 @@ def test_a_drafter_that_becomes_wrong_is_left_soon():
         assert sum(later[48:200]) <= 6  # two probes of a costly one
 
 
+def test_a_head_that_is_good_at_first_gives_way_to_another_drafter_within_a_few_rounds():
+    change = 300
+    for seed in range(2):
+        right = np.concatenate([bernoulli(0.8, change, seed), bernoulli(0.02, 160, seed + 10)])
+        head = Source(right, per_token_s=0.0012, is_costly=True)
+        scenario = Scenario(STEEP, [head, Source(bernoulli(0.5, change + 160, seed + 20), wrong=2_000_000)])
+        scenario.play()
+        n_before = sum(each.position < change for each in scenario.rounds)
+        used = [each.drafters for each in scenario.rounds[:-1]]
+        assert np.mean([0 in each for each in used[:n_before]]) > 0.9
+        assert all(1 in each for each in used[n_before + 5 :])
+        assert np.mean([0 in each for each in used[n_before + 24 :]]) < 0.2
+
+
 def test_a_chain_is_as_fast_as_its_best_member():
     rng = np.random.default_rng(4)
     texts = [stretches(rng, N, 30, 20), bernoulli(0.5)]

@@ -75,6 +75,20 @@ def test_drafts_do_not_depend_on_how_the_text_came(rig, name, cuts, slot):
     assert found.depth == 4
 
 
+@pytest.mark.parametrize("name", [*ONE_EACH, "dflash2-qwen3"])
+def test_a_window_shows_the_last_tokens_alone(rig, name):
+    drafted = {}
+    for window in (10, 0):
+        for is_changed in (False, True):
+            made = rig(name, window=window)
+            if is_changed:
+                made.fed = {each: np.concatenate([rows[29::-1], rows[30:]]) for each, rows in made.fed.items()}
+            drafted[window, is_changed] = made.drafted(41, 5)
+    assert drafted[10, False] == drafted[10, True] == rig(name, "reference", window=10).drafted(41, 5)
+    assert drafted[0, False] != drafted[0, True]
+    assert drafted[0, False] == rig(name, window=60).drafted(41, 5)
+
+
 @pytest.mark.parametrize("name", ["eagle3-llama", "dflash-qwen3"])
 def test_a_long_prompt_is_processed_as_it_comes_and_features_are_kept_no_longer_than_needed(rig, name, monkeypatch):
     monkeypatch.setattr("augury.drafters.model.part_runner._CHUNK", 8)

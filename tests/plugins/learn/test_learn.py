@@ -24,7 +24,7 @@ from augury.files.gguf import ModelFile
 from augury.loader import plan_of
 from augury.plugins.learn import command, fitting, training
 from augury.plugins.learn.corpus import encoded, most_tokens, pieces_of
-from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
+from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
 from augury.plugins.learn.recorded import Recorded
 from augury.testing.tiny_model import write_tiny_model
 from augury.text.chat_template import ChatTemplate
@@ -411,6 +411,7 @@ def test_a_head_is_stored_as_coarsely_as_its_target(tmp_path, n_bytes, kind):
     write_head(tmp_path / "head.gguf", sizes, target, np.arange(20), weights, np.ones((20, 64), np.float32))
     with ModelFile.open(tmp_path / "head.gguf") as head:
         stored = {each.name: GGMLQuantizationType(each.type).name for each in head.tensors.values()}
+        assert head.get("eagle3.attention.sliding_window", int) == N_ROW  # it drafts as it was trained
     assert stored["output.weight"] == stored["fc.weight"] == kind
     assert stored["output_norm.weight"] == "F32"
 
