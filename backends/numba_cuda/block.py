@@ -92,7 +92,7 @@ class BlockEmitter(op.BlockEmitter):
         for cache in self.caches:
             cache.place(device)
         for state in self.states:
-            state.allocate(lambda n_bytes, purpose: device.allocate(n_bytes, purpose).at(0))
+            state.allocate(device.allocate)
 
     def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[Region]:
         """See `SlotStates.slot_memory`."""

@@ -97,8 +97,8 @@ class RowReader:
         self._asked = RowRequest()
         self._asked_ids: dict[int, np.ndarray] = {}  # by slot, the requests of the last pass with rows of it
         n_top, n_sums = 2 * MAX_ROWS * MAX_K, 2 * MAX_ROWS * logits.n_chunks(logits.n_vocab or 1)
-        self._top, self._sums = (device.allocate(4 * n, "scratch").at(0) for n in (n_top, n_sums))
-        self._places, self._gathered = (device.allocate(4 * MAX_GATHERED, "scratch").at(0) for _ in range(2))
+        self._top, self._sums = (device.allocate(4 * n, "scratch") for n in (n_top, n_sums))
+        self._places, self._gathered = (device.allocate(4 * MAX_GATHERED, "scratch") for _ in range(2))
         self._staged_top, self._staged_sums = device.staging(n_top), device.staging(n_sums)
         self._staged_chunks = device.staging(n_sums // 2)
         self._staged_places, self._staged_gathered = device.staging(MAX_GATHERED), device.staging(MAX_GATHERED)

@@ -30,10 +30,6 @@ class Buffer:
     address: int = 0
     array: np.ndarray | None = None
 
-    def at(self, n_bytes: int) -> Pointer:
-        """A place in it."""
-        return Pointer(self, n_bytes)
-
 
 @frozen(eq=False)
 class Pointer:
@@ -106,14 +102,14 @@ class Device(ABC):
         self.label = f"CUDA{number}"  # as llama.cpp calls it
         self._n_bytes: dict[str, int] = {}
 
-    def allocate(self, n_bytes: int, purpose: str) -> Buffer:
-        """Memory that holds zeros.
+    def allocate(self, n_bytes: int, purpose: str) -> Pointer:
+        """Where memory begins that holds zeros.
 
         Raises:
             MemoryError: There is not enough.
         """
         n_bytes = -(-max(n_bytes, 1) // _ALIGNMENT) * _ALIGNMENT
-        made = self._allocate(n_bytes)
+        made = Pointer(self._allocate(n_bytes))
         self._n_bytes[purpose] = self._n_bytes.get(purpose, 0) + n_bytes
         return made
 

@@ -70,10 +70,10 @@ class Lowering(PassEmitters[BlockEmitter]):
             needed |= Tape.operand_buffers("normed beside", n_embd)
         needed |= self._streams.buffers()
         needed = largest(needed, *(emitter.buffers() for emitter in (*self._blocks, *self._streams.emitters)))
-        self.buffers = {name: device.allocate(n_bytes, "scratch").at(0) for name, n_bytes in needed.items()}
+        self.buffers = {name: device.allocate(n_bytes, "scratch") for name, n_bytes in needed.items()}
         self._passed_on = self.buffers.get("streams", self.buffers["x"])  # from layer to layer
         self.hidden = self.buffers.get(HIDDEN, self._passed_on)
-        self.inputs = device.allocate(4 * SIZE, "scratch").at(0)
+        self.inputs = device.allocate(4 * SIZE, "scratch")
         for emitter in self._blocks:
             emitter.place(device)
 

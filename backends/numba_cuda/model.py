@@ -42,12 +42,12 @@ class CudaModel(Model):
         self._lowering, self._device = lowering, device
         self._inputs, self._fetched = device.staging(inputs.SIZE), device.staging(2 * MAX_ROWS)
         self._n_rows = device.staging(1)  # of a chain
-        self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch").at(0), device.staging(3 * MAX_TOKENS)
+        self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch"), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
         self._tokens, self._n_logits = tokens, info.n_vocab if tokens is None else len(tokens)
         self._names: Pointer | None = None  # the tokens on the device
         if tokens is not None:
-            self._names = device.allocate(tokens.nbytes, "scratch").at(0)
+            self._names = device.allocate(tokens.nbytes, "scratch")
             device.write(self._names, tokens.astype(np.int32))
         self._logits_of = partial(Logits, *places)
         self._reader = RowReader(device, self._logits_of(self._n_logits))

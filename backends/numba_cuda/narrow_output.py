@@ -39,12 +39,12 @@ class NarrowOutput:
         n_others = max(n_first // _SHARE, _LEAST)
         n_rows, bias = TILE_ROWS * n_others, None
         if matrix.bias is not None:
-            bias = device.allocate(4 * n_rows, PURPOSE).at(0)
+            bias = device.allocate(4 * n_rows, PURPOSE)
         others = evolve(matrix, n_rows=n_rows, bias=bias, n_given=None, cuts=matrix.n_cuts)
-        others = evolve(others, words=device.allocate(4 * matrix.format.n_words(others.n), PURPOSE).at(0))
+        others = evolve(others, words=device.allocate(4 * matrix.format.n_words(others.n), PURPOSE))
         first = evolve(matrix, n_rows=TILE_ROWS * n_first, n_given=matrix.n, cuts=matrix.n_cuts)
         self.matrices = [(first, 0), (others, first.n_rows)]
-        self.names = device.allocate(4 * (first.n_rows + n_rows), PURPOSE).at(0)
+        self.names = device.allocate(4 * (first.n_rows + n_rows), PURPOSE)
         self._tiles = np.arange(n_first, n_first + n_others)  # of each place among the others
         for place, tile in enumerate(self._tiles.tolist()):
             self._copy(tile, place)

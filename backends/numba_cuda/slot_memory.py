@@ -52,7 +52,7 @@ class Cache:
     def place(self, device: Device) -> None:
         """Allocate it."""
         n_cells = self._n_slots * self.n_heads * self._n_ctx
-        self._planes = [(device.allocate(2 * n_cells * n, "KV cache").at(0), n) for n in self._n_halves]
+        self._planes = [(device.allocate(2 * n_cells * n, "KV cache"), n) for n in self._n_halves]
         self.codes, self.halves = self._planes[0][0], self._planes[-1][0]
 
     def slot_memory(self, slot: int, n: int, start: int = 0) -> Sequence[Region]:

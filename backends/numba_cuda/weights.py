@@ -338,6 +338,6 @@ class Weights:
     def _hold(self, key: Hashable, make: Callable[[], np.ndarray]) -> Pointer:
         if key not in self._held:
             array = make()
-            self._held[key] = self._device.allocate(array.nbytes, PURPOSE).at(0)
+            self._held[key] = self._device.allocate(array.nbytes, PURPOSE)
             self._device.write(self._held[key], array)
         return self._held[key]

@@ -96,7 +96,7 @@ def starts():
 def copying():
     """Bytes per second of a copy on the device, read and written, and of copies from and to the host."""
     gpu = Gpu(0)
-    first, second = (gpu.allocate(_GIB, "copies").at(0) for _ in range(2))
+    first, second = (gpu.allocate(_GIB, "copies") for _ in range(2))
     addresses = (second.buffer.address, first.buffer.address)
 
     def copies():
@@ -161,13 +161,13 @@ def products():
     gpu, figures = Gpu(0), {}
     n_rows, n_cols = 4096, 4096
     gpu.prepare([*MULTIPLY.values(), *MULTIPLY_MATRIX.values()], Progress())
-    x = gpu.allocate(MAX_TOKENS * n_cols * 4, "x").at(0)
-    y, at = gpu.allocate(MAX_TOKENS * n_rows * 4, "y").at(0), gpu.allocate(4 * inputs.SIZE, "inputs").at(0)
-    host_copy, best = gpu.staging(2), gpu.allocate(8, "figures").at(0)
+    x = gpu.allocate(MAX_TOKENS * n_cols * 4, "x")
+    y, at = gpu.allocate(MAX_TOKENS * n_rows * 4, "y"), gpu.allocate(4 * inputs.SIZE, "inputs")
+    host_copy, best = gpu.staging(2), gpu.allocate(8, "figures")
     for name, fmt in FORMATS.items():
         n = n_units(n_rows, n_cols)
         n_bytes = 4 * fmt.n_words(n)
-        copies = [gpu.allocate(n_bytes, name).at(0) for _ in range(max(4, (256 << 20) // n_bytes))]
+        copies = [gpu.allocate(n_bytes, name) for _ in range(max(4, (256 << 20) // n_bytes))]
         for tile in (*TILES, *(() if fmt.is_float else MATRIX_TILES)):
             gpu.write(at, np.array([tile, tile], np.int32))
             if tile in TILES:

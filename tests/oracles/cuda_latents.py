@@ -47,7 +47,7 @@ def error_of_latents(device, kind, n_heads, n_latent, n_turned, position):
         "sums": np.zeros(shape, np.float32),
         "halves_of_out": np.zeros(shape, np.int32),
     }
-    at = {name: device.allocate(array.nbytes, name).at(0) for name, array in arrays.items()}
+    at = {name: device.allocate(array.nbytes, name) for name, array in arrays.items()}
     for name, array in arrays.items():
         device.write(at[name], array)
 

@@ -28,7 +28,7 @@ class Counted(Weights):
 
     def __init__(self, file, device, kinds):
         super().__init__(file, device, 1, 1, Progress())
-        self._kinds, self._nowhere = kinds, device.allocate(1, "").at(0)
+        self._kinds, self._nowhere = kinds, device.allocate(1, "")
 
     def _type(self, part):
         if _ROUTER.search(part.weight):

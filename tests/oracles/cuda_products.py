@@ -64,10 +64,10 @@ class Product:
         arrays |= {"weight": np.ones(n_cols, np.float32), "y": np.zeros((MAX_TOKENS, n_rows), np.float32)}
         arrays |= dict.fromkeys(("floats", "bytes", "factors", "sums", "halves"), most)
         arrays["inputs"] = np.array([n_tokens, n_tokens, *[0] * (SIZE - 2)], np.int32)
-        self.at = {key: device.allocate(array.nbytes, key).at(0) for key, array in arrays.items()}
+        self.at = {key: device.allocate(array.nbytes, key) for key, array in arrays.items()}
         for key, array in arrays.items():
             device.write(self.at[key], array)
-        self.at |= {name: device.allocate(n_bytes, name).at(0) for name, n_bytes in SPLIT_BUFFERS.items()}
+        self.at |= {name: device.allocate(n_bytes, name) for name, n_bytes in SPLIT_BUFFERS.items()}
         places = (self.at[name] for name in ("floats", "factors", "sums", "bytes", "halves"))
         given = {"norm": NormArgs(self.at["weight"], RMS, 1e-6), "to": TargetArgs(*places, n_cols, 1, 1)}
         given["params"] = NormedArgs(self.at["x"], stride=n_cols, size=n_cols, n_out=n_cols)
@@ -130,7 +130,7 @@ class ExpertProducts:
             ("floats", "bytes", "factors", "sums", "halves"), np.zeros((self.n_most + MATRIX_TILE, n_cols), np.float32)
         )
         self.y = np.zeros((self.n_most, n_rows), np.float32)
-        self.at = {key: device.allocate(each.nbytes, key).at(0) for key, each in (arrays | {"y": self.y}).items()}
+        self.at = {key: device.allocate(each.nbytes, key) for key, each in (arrays | {"y": self.y}).items()}
         for key, array in arrays.items():
             device.write(self.at[key], array)
         words, bias = self.at["w"], self.at["bias"]
@@ -161,7 +161,7 @@ class PassedLogits:
     def __init__(self, device, logits):
         told = np.zeros(SIZE, np.int32)
         told[N_ROWS] = self.n_rows = len(logits)
-        places = [device.allocate(n, "").at(0) for n in (told.nbytes, logits.nbytes, Logits.n_bytes)]
+        places = [device.allocate(n, "") for n in (told.nbytes, logits.nbytes, Logits.n_bytes)]
         device.write(places[0], told)
         device.write(places[1], logits)
         self.best = ArrayPass(logits).argmax()

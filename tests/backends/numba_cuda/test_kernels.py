@@ -29,7 +29,7 @@ class Memory:
 
     def __init__(self, **arrays):
         self.device = SimulatedDevice()
-        self.at = {name: self.device.allocate(array.nbytes, name).at(0) for name, array in arrays.items()}
+        self.at = {name: self.device.allocate(array.nbytes, name) for name, array in arrays.items()}
         for name, array in arrays.items():
             self.device.write(self.at[name], array)
 

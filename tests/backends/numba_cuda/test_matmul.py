@@ -80,7 +80,7 @@ def test_tensor_cores_give_the_bits_of_byte_dot_products(name):
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_what_is_brought_near_is_the_planes_of_some_tiles_in_sixteens_of_bytes(name, monkeypatch):
     fmt, found = FORMATS[name], []
-    matrix = Matrix(fmt, CountingDevice().allocate(0, "").at(0), 26, 3 * 256, 1.0, None)  # seven tiles of rows
+    matrix = Matrix(fmt, CountingDevice().allocate(0, ""), 26, 3 * 256, 1.0, None)  # seven tiles of rows
     monkeypatch.setattr(sums.gpu, "bring_near", lambda _, at, n_bytes: found.append((4 * at, 4 * at + int(n_bytes))))
     monkeypatch.setattr(sums, "cuda", SimpleNamespace(threadIdx=SimpleNamespace(x=0)))
     args = matrix.arguments._replace(words=None)
@@ -104,7 +104,7 @@ def test_a_cut_matrix_gives_the_same_bits_whichever_kernel_multiplies():
 
 
 def test_cuts_have_blocks_of_their_own_where_blocks_are_few():
-    at, more = CountingDevice().allocate(0, "").at(0), {"parts": None, "counters": None}
+    at, more = CountingDevice().allocate(0, ""), {"parts": None, "counters": None}
     matrix, x, to = Matrix(FORMATS["Q6_K"], at, 1536, 8960, 1.0, None), DeviceRows(at, 8960).operand, DeviceRows(at, 1536)
     grids = [launch_of(matrix, x, to, 0, Tiles(at, n, 16), STORE, OF_TOKENS, more).grid for n in (1, 2)]
     assert grids == [(96, 1, 8), (96, 2, 1)]

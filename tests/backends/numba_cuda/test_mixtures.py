@@ -112,7 +112,7 @@ def routed(router, logits, bias, table):
     arrays = {"inputs": told, "logits": logits}
     arrays |= {"values": np.zeros((N_TOKENS, 3 * N_EXPERTS), np.float32), "bias": bias, "table": table}
     arrays |= {"weights": np.zeros((N_TOKENS, N_USED + 1), np.float32), "routes": np.zeros((8, n_most), np.int32)}
-    at = {name: device.allocate(array.nbytes, name).at(0) for name, array in arrays.items()}
+    at = {name: device.allocate(array.nbytes, name) for name, array in arrays.items()}
     for name, array in arrays.items():
         device.write(at[name], array)
     sizes = {

@@ -27,7 +27,7 @@ FEW = np.array([0, 1, 2, 3, 9, 70, 126], np.int32)
 
 
 def on_device(device, array):
-    at = device.allocate(array.nbytes, "weights").at(0)
+    at = device.allocate(array.nbytes, "weights")
     device.write(at, array)
     return at
 
@@ -61,7 +61,7 @@ def test_rows_that_are_copied_are_stored_as_those_of_a_matrix_of_their_own(name)
 
 def test_a_vocabulary_that_saves_little_has_all_logits_and_so_have_tokens_of_a_tile_that_is_not_full():
     device = SimulatedDevice()
-    matrix = Matrix(FORMATS["F32"], device.allocate(4 * 132 * 256, "weights").at(0), 130, 256, 1.0, None)
+    matrix = Matrix(FORMATS["F32"], device.allocate(4 * 132 * 256, "weights"), 130, 256, 1.0, None)
     assert NarrowOutput.of(device, matrix, np.arange(60, dtype=np.int32)) is None
     narrow = NarrowOutput.of(device, matrix, np.arange(8, dtype=np.int32))
     assert narrow.follow(np.array([127], np.int32))

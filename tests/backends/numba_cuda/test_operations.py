@@ -66,8 +66,8 @@ NUMBERS = ("stride", "up_stride", "size", "per_token", "n_apart", "has_divisors"
 
 
 def test_arguments_go_to_kernels_by_name():
-    at = CountingDevice().allocate(4, "").at(0)
-    floats, numbers = CountingDevice().allocate(4, "").at(0), tuple(5 if name == "size" else 0 for name in NUMBERS)
+    at = CountingDevice().allocate(4, "")
+    floats, numbers = CountingDevice().allocate(4, ""), tuple(5 if name == "size" else 0 for name in NUMBERS)
     launch = Launch.of(gate, (3, 2), 64, at, size=5, params=GateArgs(limit=0.5), to=TargetArgs(floats, width=7, as_bytes=True))
     assert gate.names == ("inputs", "rows", "ups", "divisors", *NUMBERS, "params", "to")
     assert launch.arguments == (*[at] * 4, *numbers, 0, 0, 0, 0.5, 0, 0, 0, 0, floats, at, at, at, at, 7, 0, 1)
