@@ -15,8 +15,8 @@ from augury.backends.numba_cpu.kernels.struct import dtype, table, view
 from augury.backends.numba_cpu.kernels.team import record_of
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.weights import Weights
-from augury.blocks import Linear, ModelPlan, Norm, Output
+from augury.backends.numba_cpu.weights import Weights, panels_of
+from augury.blocks import Linear, Matrices, ModelPlan, Norm, Output
 from augury.lowering import Value
 
 GIVEN = "given"
@@ -327,6 +327,22 @@ class Tape:
         entries = table([self._entry(linear, operands[self.weights.activation(linear)], y) for linear, y in products])
         self.arena.keep(entries, "scratch")
         return entries
+
+    def several(self, part: Matrices, rows_per_token: int, y: int, ldy: int) -> dict[str, Any]:
+        """The fields of `step.SeveralMatrices` for matrices whose products go to y, an address, of so many rows per token."""
+        matrix, activation, (first, n_stored) = self.weights.matrix(part), self.weights.activation(part), panels_of(part)
+        return {
+            "kernel": self.weights.address(matrix.kind, "matmul"),
+            "weights": matrix.address,
+            "n_cols": part.n_in,
+            "n_panels": -(-part.n_out // step.PANEL_ROWS),
+            "stored_panels": n_stored,
+            "first_panel": first,
+            "operands": self.space.operand(activation, part.n_in, rows_per_token),
+            "operand_bytes": activation_bytes(activation, 1, part.n_in),
+            "y": y,
+            "ldy": ldy,
+        }
 
     def _entry(self, linear: Linear, operand: ThreadRows, y: int) -> step.Entry:
         matrix = self.weights.matrix(linear)

@@ -17,8 +17,8 @@ from augury.backends.numba_cpu.kernels.activation import sigmoid
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.routing import Routes, groups_at
-from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, mul, splat_f32
-from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, scratch_of, share
+from augury.backends.numba_cpu.kernels.simd import fma, get_i64, mul, splat_f32
+from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, SeveralMatrices, claim, multiply_one, scale_and_shift, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own
 
@@ -27,19 +27,9 @@ _COLUMNS = 256  # that a thread sums at once
 
 
 @struct
-class ExpertMatrix:
-    """A matrix of all experts, or some of its rows."""
+class ExpertMatrix(SeveralMatrices):
+    """A matrix of all experts, or some of its rows; products of n tokens are (n * k, ldy)."""
 
-    kernel: int  # address, see `MatmulKernel.matmul`
-    weights: int  # address of the packed matrix
-    n_cols: int
-    n_panels: int  # of an expert
-    stored_panels: int  # from an expert's first to the next's
-    first_panel: int  # of those stored
-    operands: Any = nested(StridedRows)  # the rows as the kernel multiplies them
-    operand_bytes: int  # of a row
-    y: int  # (n * k, ldy) float32, address
-    ldy: int
     scales: int  # (experts,) float32, address; 0: none
     biases: int  # (experts, ldb) float32, address; 0: none
     ldb: int
@@ -123,29 +113,18 @@ def quantize_hidden(record, state, thread, n_threads):
 @helper
 def _multiply_group(matrix, group, first, end, state, thread):
     """Some panels of one expert's matrix for the rows of its group, scaled, and with its bias."""
-    expert, start, count = group.expert, group.first, group.n
-    panel = expert * matrix.stored_panels + matrix.first_panel
-    ldy, n_rows = matrix.ldy, matrix.n_rows
-    y = matrix.y + 4 * start * ldy
-    x = own(matrix.operands, thread) + start * matrix.operand_bytes
-    # the kernel counts panels from the first of all experts, of the matrix and of y alike
-    places = (matrix.weights, x, y - 4 * PANEL_ROWS * panel)
-    span = (count, matrix.n_cols, panel + first, panel + end, ldy, scratch_of(state, thread))
-    invoke(matrix.kernel, places + span)
-    scales, biases = matrix.scales, matrix.biases
-    if scales == 0 and biases == 0:
+    expert, ldy, scales, bias = group.expert, matrix.ldy, matrix.scales, matrix.biases
+    y = matrix.y + 4 * group.first * ldy
+    multiply_one(matrix, expert, first, end, group.first, group.n, y, state, thread)
+    if scales == 0 and bias == 0:
         return
     factor = splat_f32(f32(1))
     if scales != 0:
         factor = simd.repeat_f32(scales + 4 * expert)
-    bias = biases + 4 * (expert * matrix.ldb + PANEL_ROWS * matrix.first_panel)
-    for t in range(count):
-        for index in range(PANEL_ROWS * first, min(PANEL_ROWS * end, n_rows), 16):
-            left, at = n_rows - index, y + 4 * (t * ldy + index)
-            value = mul(load_part(at, left), factor)
-            if biases != 0:
-                value = add(value, load_part(bias + 4 * index, left))
-            store_part(at, value, left)
+    if bias != 0:
+        bias += 4 * (expert * matrix.ldb + PANEL_ROWS * matrix.first_panel)
+    stop = min(PANEL_ROWS * end, matrix.n_rows)
+    scale_and_shift(y, group.n, ldy, PANEL_ROWS * first, stop, factor, bias)
 
 
 @struct

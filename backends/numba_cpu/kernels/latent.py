@@ -14,7 +14,7 @@ from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, store_val
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.simd import get_i64
-from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, copy_row, scratch_of, share
+from augury.backends.numba_cpu.kernels.step import SeveralMatrices, claim, copy_row, multiply_one, scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own, row_of
 
@@ -49,19 +49,9 @@ class PrepareLatents(Record):
 
 
 @struct
-class HeadMatrices:
-    """The matrices of all heads."""
+class HeadMatrices(SeveralMatrices):
+    """The matrices of all heads; products of n tokens are (n, ldy), and rows of x come head by head."""
 
-    kernel: int  # address, see `MatmulKernel.matmul`
-    matrix: int  # address
-    n_cols: int
-    n_panels: int  # of a head
-    stored_panels: int  # from one head to the next
-    first_panel: int  # of them
-    operands: Any = nested(StridedRows)
-    operand_bytes: int  # of a row
-    y: int  # (n, ldy) float32, address
-    ldy: int
     head_y: int  # floats from one head to the next
     n_heads: int
 
@@ -107,8 +97,7 @@ def quantize_heads(record, state, thread, n_threads):
 def multiply_heads(record, state, thread, n_threads):
     """The products of every head's operands with its matrix."""
     table, n = record.heads, state.n_tokens
-    n_panels, ldy = table.n_panels, table.ldy
-    operands = own(table.operands, thread)
+    n_panels = table.n_panels
     while True:
         item, last = claim(state, table.n_heads * n_panels, n_threads)
         if item == last:
@@ -116,12 +105,7 @@ def multiply_heads(record, state, thread, n_threads):
         while item < last:
             head, first = item // n_panels, item % n_panels
             end = min(n_panels, first + last - item)
-            panel = head * table.stored_panels + table.first_panel
-            # the kernel counts panels from the first of all heads, of the matrix and of y alike
-            y = table.y + 4 * (head * table.head_y - PANEL_ROWS * panel)
-            places = (table.matrix, operands + head * n * table.operand_bytes, y, n)
-            span = (table.n_cols, panel + first, panel + end, ldy, scratch_of(state, thread))
-            invoke(table.kernel, places + span)
+            multiply_one(table, head, first, end, head * n, n, table.y + 4 * head * table.head_y, state, thread)
             item += end - first
 
 

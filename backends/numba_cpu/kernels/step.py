@@ -190,6 +190,18 @@ class Entry:
 
 
 @helper
+def scale_and_shift(y, n, ldy, first, stop, factor, bias):
+    """Multiply columns of n rows of y by the number in every lane of `factor`, and add a bias, if its address is not 0."""
+    for t in range(n):
+        for index in range(first, stop, 16):
+            place, left = y + 4 * (t * ldy + index), stop - index
+            value = mul(load_part(place, left), factor)
+            if bias != 0:
+                value = add(value, load_part(bias + 4 * index, left))
+            store_part(place, value, left)
+
+
+@helper
 def multiply_panels(entry, first, end, n, y, ldy, state, thread):
     """Compute the rows of some panels of one matrix for n tokens, scaled, and add their bias; y is as in an entry."""
     bias = entry.bias
@@ -198,16 +210,8 @@ def multiply_panels(entry, first, end, n, y, ldy, state, thread):
     scale = entry.scale
     if bias == 0 and scale == 1.0:
         return
-    factor = splat_f32(np.float32(scale))
     stop = min(PANEL_ROWS * end, entry.n_rows)
-    for t in range(n):
-        for index in range(PANEL_ROWS * first, stop, 16):
-            place = y + 4 * (t * ldy + index)
-            left = stop - index
-            value = mul(load_part(place, left), factor)
-            if bias != 0:
-                value = add(value, load_part(bias + 4 * index, left))
-            store_part(place, value, left)
+    scale_and_shift(y, n, ldy, PANEL_ROWS * first, stop, splat_f32(np.float32(scale)), bias)
 
 
 @helper
@@ -256,3 +260,29 @@ def multiply(record, state, thread, n_threads):
         if first == end:
             return
         multiply_run(entries, 0, 0, first, end, n, state, thread)
+
+
+@struct
+class SeveralMatrices:
+    """Matrices of experts or heads, one below the other in a packed matrix, of which each row of x goes through one."""
+
+    kernel: int  # address, see `MatmulKernel.matmul`
+    weights: int  # address of the packed matrix
+    n_cols: int
+    n_panels: int  # of one of them
+    stored_panels: int  # from its first to the next one's
+    first_panel: int  # of those stored
+    operands: Any = nested(StridedRows)  # the rows of x as the kernel multiplies them
+    operand_bytes: int  # of a row
+    y: int  # (rows, ldy) float32, address
+    ldy: int
+
+
+@helper
+def multiply_one(of, index, first, end, row, n, y, state, thread):
+    """Compute some panels of one of several matrices for n rows of x, and write their products from y on, an address."""
+    panel, x = index * of.stored_panels + of.first_panel, own(of.operands, thread) + row * of.operand_bytes
+    # the kernel counts panels from the first of all matrices, of the weights and of y alike
+    places = (of.weights, x, y - 4 * PANEL_ROWS * panel, n)
+    span = (of.n_cols, panel + first, panel + end, of.ldy, scratch_of(state, thread))
+    invoke(of.kernel, places + span)

@@ -9,7 +9,7 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import experts, routing
 from augury.backends.numba_cpu.kernels.activated import activating
-from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, activation_bytes
+from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.memory import Arena, up
@@ -166,24 +166,9 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         return self.placed.arena.keep(table(made), "scratch")
 
     def _matrix(self, tape: Tape, part: Matrices, y: int) -> experts.ExpertMatrix:
-        matrix, activation = tape.weights.matrix(part), tape.weights.activation(part)
         scales, biases = self._tables[part.weight]
-        return experts.ExpertMatrix(
-            kernel=tape.weights.address(matrix.kind, "matmul"),
-            weights=matrix.address,
-            n_cols=part.n_in,
-            n_panels=part.n_out // PANEL_ROWS,
-            stored_panels=part.n_rows // PANEL_ROWS,
-            first_panel=part.first // PANEL_ROWS,
-            operands=tape.space.operand(activation, part.n_in, self._block.router.n_used),
-            operand_bytes=activation_bytes(activation, 1, part.n_in),
-            y=y,
-            ldy=up(part.n_out, PANEL_ROWS),
-            scales=scales,
-            biases=biases,
-            ldb=part.n_rows,
-            n_rows=part.n_out,
-        )
+        several = tape.several(part, self._block.router.n_used, y, up(part.n_out, PANEL_ROWS))
+        return experts.ExpertMatrix(**several, scales=scales, biases=biases, ldb=part.n_rows, n_rows=part.n_out)
 
     def _work(self, tape: Tape, name: str, parts: Sequence[Matrices]) -> Work:
         """The work of a token's experts."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from augury.backends.numba_cpu.kernels import head, latent
 from augury.backends.numba_cpu.kernels.attention_layer import PART
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
+from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
@@ -128,23 +128,9 @@ def _quantise_heads(tape: Tape, part: Matrices, x: ThreadRows, head_dim: int, y:
         y: Where products go, floats of one in whole panels.
     """
     weights, private, (to, head_y) = tape.weights, tape.space.is_private, y
-    matrix, (first, n_stored) = weights.matrix(part), panels_of(part)
-    activation = weights.activation(part)
-    heads = latent.HeadMatrices(
-        kernel=weights.address(matrix.kind, "matmul"),
-        matrix=matrix.address,
-        n_cols=part.n_in,
-        n_panels=up(part.n_out, PANEL_ROWS) // PANEL_ROWS,
-        stored_panels=n_stored,
-        first_panel=first,
-        operands=tape.space.operand(activation, part.n_in, part.n),
-        operand_bytes=activation_bytes(activation, 1, part.n_in),
-        y=to,
-        ldy=part.n * head_y,
-        head_y=head_y,
-        n_heads=part.n,
-    )
-    quantize = {"heads": heads, "quantize": weights.address(matrix.kind, "quantize"), "x": x, "head_dim": head_dim}
+    heads = latent.HeadMatrices(**tape.several(part, part.n, to, part.n * head_y), head_y=head_y, n_heads=part.n)
+    kernel = weights.address(weights.matrix(part).kind, "quantize")
+    quantize = {"heads": heads, "quantize": kernel, "x": x, "head_dim": head_dim}
     tape.add(Work("quantising activations"), latent.quantize_heads, **quantize, is_private=private)
     return heads
 
