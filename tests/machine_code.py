@@ -66,6 +66,8 @@ LETTERS = {"i": 4, "r": 4}  # bytes of a kernel's parameters; all others are add
 # Products of two tokens, or of 32 in matrices, are by the same source as those of fewer and of more, whose registers theirs lie
 # between; of one type they are read all the same.
 BETWEEN = r"(?!multiply_Q4_K_)multiply_\S+_(2|matrix_32)"
+# For 10.0 the same source is compiled to nearly the instructions of 9.0: one kernel of so many, which are of every kind.
+SOME = 4
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
 
 
@@ -131,13 +133,14 @@ def _problems_of_attention(name, found):
         yield f"{name} has {found['products_of_halves']} matrix instructions of halves, expected {n_wanted}"
 
 
-def report(kernels, capabilities):
-    """What there is to know about kernels, by capability and name."""
+def report(kernels, some=1):
+    """What there is to know about kernels, by capability and name; for the newest capability about one of `some` of them."""
     from augury.backends.numba_cuda.aot import linked, ptx_of
 
-    told, threads = {capability: {} for capability in capabilities}, threads_of_launches()
-    codes = {capability: [] for capability in capabilities}
-    for kernel in kernels:
+    told, threads = {capability: {} for capability in CAPABILITIES}, threads_of_launches()
+    codes, by_name = {capability: [] for capability in CAPABILITIES}, {kernel.name: kernel for kernel in kernels}
+    for i, kernel in enumerate(kernels):
+        capabilities = CAPABILITIES[: None if i % some == 0 else -1]
         for capability, ptx in zip(capabilities, ptx_of(kernel, capabilities), strict=True):
             binary = linked(kernel, ptx, capability)
             told[capability][kernel.name], code = usage_and_code(binary.cubin)
@@ -147,9 +150,10 @@ def report(kernels, capabilities):
             told[capability][kernel.name] |= facts | {"constant_loads": read_by_constant_loads(ptx, names)}
             codes[capability].append(code)
     for capability, found in told.items():
-        for kernel, instructions in zip(kernels, disassembled(codes[capability], capability), strict=True):
-            facts, text = found[kernel.name], "\n".join(instructions.values())
-            facts |= {name: len(re.findall(pattern, text)) for name, pattern in PATTERNS.items()}
+        for name, instructions in zip([*found], disassembled(codes[capability], capability), strict=True):
+            kernel = by_name[name]
+            facts, text = found[name], "\n".join(instructions.values())
+            facts |= {what: len(re.findall(pattern, text)) for what, pattern in PATTERNS.items()}
             facts |= {"early": [], "waitless": 0}
             if first := FIRST_PARAMETER.get(capability[0]):
                 facts["early"], ends = early(instructions, places_of(kernel, first))
@@ -235,9 +239,8 @@ if __name__ == "__main__":
 
     out, *words = sys.argv[1:]
     if len(words) == 1:
-        kernels = [value for value in runpy.run_path(words[0]).values() if isinstance(value, Kernel)]
+        told = report([value for value in runpy.run_path(words[0]).values() if isinstance(value, Kernel)])
     else:  # neighbours, which have functions in common that are typed once
         kernels, (part, n) = [each for each in all_kernels() if not re.fullmatch(BETWEEN, each.name)], map(int, words)
-        kernels = kernels[len(kernels) * part // n : len(kernels) * (part + 1) // n]
-    told = report(kernels, CAPABILITIES)
+        told = report(kernels[len(kernels) * part // n : len(kernels) * (part + 1) // n], some=SOME)
     Path(out).write_text(json.dumps({"{}.{}".format(*key): found for key, found in told.items()}))
