@@ -31,8 +31,12 @@ async function ask(path, key, options = {}) {
   throw new ServerError(message, response.status, body?.error?.progress);
 }
 
-/** What the server says of itself. */
-export const props = async (key) => (await ask("/props", key)).json();
+/** The names of the server's models, each by its first. */
+export const models = async (key) =>
+  (await (await ask("/v1/models", key)).json()).data.filter(({ id, aliases }) => id === aliases[0]).map(({ id }) => id);
+
+/** What the server says of a model and of itself. */
+export const props = async (key, model) => (await ask(`/props?model=${encodeURIComponent(model)}`, key)).json();
 
 /** The chunks of a streamed answer. Raises a ServerError where it breaks off. */
 export async function* chat(body, key, signal) {

@@ -1,7 +1,7 @@
 // The page: what is shown, and what happens when someone does something.
 
 import { addChunk, newAnswer, resume } from "./answer.js";
-import { chat, props, ServerError } from "./api.js";
+import { chat, models, props, ServerError } from "./api.js";
 import { button, icon, make, morph, onFrame, plural } from "./dom.js";
 import { Panel } from "./panel.js";
 import { apiKey, openSettings, parameters, setDrafters } from "./settings.js";
@@ -18,7 +18,7 @@ const EXAMPLES = [
   ["Tell a story", "Tell a short story about a lighthouse keeper who counts birds."],
 ];
 
-const server = { name: null, drafters: [], plain: null };
+const server = { name: null, isLoaded: false, drafters: [], plain: null };
 const running = new Map(); // by message id, what stops it
 let all = store.conversations();
 let current = store.newConversation();
@@ -36,10 +36,11 @@ const panel = new Panel($("figures"), { colourOf, plain, drafters: () => server.
 
 function showList() {
   const fresh = document.createDocumentFragment();
-  for (const each of all) {
+  for (const each of all.filter((each) => store.holds(each, $("search").value.trim()))) {
     const isCurrent = each.id === current.id;
     fresh.append(make("li", { "data-id": each.id, class: isCurrent ? "current" : null },
       make("button", { type: "button", "data-act": "open", dir: "auto", title: each.title || null, "aria-current": isCurrent ? "page" : null }, each.title || "New conversation"),
+      make("button", { type: "button", class: "icon quiet", "data-act": "rename", "aria-label": `Rename ${each.title || "the conversation"}` }, icon("pencil")),
       make("button", { type: "button", class: "icon quiet", "data-act": "forget", "aria-label": `Delete ${each.title || "the conversation"}` }, icon("trash"))));
   }
   morph($("conversations"), fresh);
@@ -148,6 +149,7 @@ async function run(conversation, message) {
   if (conversation === current) say(message.answer.status === "failed" ? `Failed: ${message.answer.error}` : "The answer is complete.");
   all.sort((a, b) => b.changed - a.changed);
   showList();
+  if (!server.isLoaded) connect();
 }
 
 const newReply = (isComparison) => ({ role: "assistant", answer: newAnswer(), ...(isComparison ? { plain: newAnswer() } : {}) });
@@ -210,10 +212,44 @@ function forget(conversation) {
   showList();
 }
 
+function rename(conversation) {
+  const title = window.prompt("Name of the conversation", conversation.title)?.trim();
+  if (!title) return;
+  conversation.title = title;
+  store.save(conversation);
+  showThread();
+  showList();
+}
+
+/** Take over what another window, or a file, has added or removed. */
+function readAgain() {
+  const kept = new Map(all.filter((each) => each === current || Object.keys(each.messages).some((id) => running.has(id))).map((each) => [each.id, each]));
+  all = store.conversations().map((each) => kept.get(each.id) ?? each);
+  showList();
+}
+
+$("export").onclick = () => {
+  const url = URL.createObjectURL(new Blob([store.exported()], { type: "application/json" }));
+  make("a", { href: url, download: "conversations.json" }).click();
+  URL.revokeObjectURL(url);
+};
+$("import").onclick = () => $("file").click();
+$("file").onchange = async () => {
+  try {
+    tell(`${plural(store.take(await $("file").files[0].text()), "conversation")} imported`);
+    readAgain();
+  } catch (error) {
+    tell(`This file holds no conversations that were exported here: ${error.message}`);
+  }
+  $("file").value = ""; // or the same file could not be chosen again
+};
+
+$("search").oninput = showList;
 $("conversations").onclick = ({ target }) => {
   const conversation = all.find((each) => each.id === target.closest("li")?.dataset.id);
   const what = target.closest("[data-act]")?.dataset.act;
   if (what === "open") open(conversation);
+  if (what === "rename") rename(conversation);
   if (what === "forget" && confirm(`Delete “${conversation.title || "New conversation"}”?`)) forget(conversation);
 };
 const startNew = () => open(store.newConversation());
@@ -293,13 +329,19 @@ async function connect() {
   clearTimeout(connecting);
   const status = $("model");
   try {
-    const reported = await props(apiKey());
+    const names = await models(apiKey());
+    const chosen = names.includes(settings.model) ? settings.model : names[0];
+    $("models").replaceChildren(...names.map((name) => make("option", { selected: name === chosen }, name)));
+    $("models").hidden = names.length < 2;
+    const reported = await props(apiKey(), chosen);
     const spec = reported.speculative ?? {};
-    server.name = reported.model_alias ?? null;
+    server.name = chosen;
+    server.isLoaded = "speculative" in reported;
     server.drafters = (spec.type ?? "none").split(";").filter((name) => name && name !== "none");
     server.plain = reported.plain_per_second ?? null;
     setDrafters([...server.drafters], spec);
-    status.textContent = [server.name, server.drafters.length ? plural(server.drafters.length, "drafter") : "no drafters"].filter(Boolean).join(" · ");
+    const told = !server.isLoaded ? "not loaded" : server.drafters.length ? plural(server.drafters.length, "drafter") : "no drafters";
+    status.textContent = names.length > 1 ? told : `${chosen} · ${told}`;
     status.className = "";
     showThread();
   } catch (error) {
@@ -315,12 +357,15 @@ async function connect() {
   }
 }
 
+$("models").onchange = () => {
+  settings.model = $("models").value;
+  store.saveSettings();
+  connect();
+};
+
 addEventListener("unsaved", () => tell("This browser has no more room for conversations; delete some of them."));
 addEventListener("storage", ({ key }) => {
-  if (!store.isConversation(key)) return;
-  const kept = new Map(all.filter((each) => each === current || Object.keys(each.messages).some((id) => running.has(id))).map((each) => [each.id, each]));
-  all = store.conversations().map((each) => kept.get(each.id) ?? each);
-  showList();
+  if (store.isConversation(key)) readAgain();
 });
 addEventListener("pagehide", () => {
   current.draft = prompt.value;

@@ -29,6 +29,11 @@ export const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(3))
 
 export const newConversation = () => ({ id: newId(), title: "", system: "", draft: "", changed: Date.now(), leaf: null, messages: {} });
 
+/** Whether a conversation's title or messages hold a text. */
+export const holds = ({ title, messages }, text) =>
+  [title, ...Object.values(messages).flatMap((each) => [each.content, ...answersOf(each).map((answer) => answer.text)])]
+    .some((each) => each?.toLowerCase().includes(text.toLowerCase()));
+
 /** All conversations, the one changed last first. */
 export function conversations() {
   const found = [];
@@ -58,6 +63,35 @@ export function forget(conversation) {
   } catch {
     // was never there
   }
+}
+
+/** All conversations, as the text of a file. */
+export const exported = () => JSON.stringify({ conversations: conversations() });
+
+/** Keep the conversations of such a file that are not here yet; returns how many. Raises an Error where it is none. */
+export function take(text) {
+  const { conversations: found } = JSON.parse(text);
+  if (!found.every(isConversationOfOurs)) throw new TypeError("other fields are expected");
+  const known = new Set(conversations().map((each) => each.id));
+  const fresh = found.filter((each) => !known.has(each.id));
+  for (const each of fresh) save(each);
+  return fresh.length;
+}
+
+const isText = (value) => typeof value === "string";
+const areTriples = (value) => Array.isArray(value) && value.every((each) => each.length === 3 && each.every(Number.isFinite));
+const isAnswer = ({ text, reasoning, runs, rounds, drafters, pending }) =>
+  isText(text) && isText(reasoning) && areTriples(runs) && areTriples(rounds) && drafters.every(isText) && Array.isArray(pending);
+
+/** A message stands after its parent, so no path goes in a circle. */
+function isConversationOfOurs({ id, title, system, changed, leaf, messages }) {
+  const seen = new Set([null]);
+  for (const [key, message] of Object.entries(messages)) {
+    const isWhole = message.role === "user" ? isText(message.content) : message.role === "assistant" && isAnswer(message.answer) && answersOf(message).every(isAnswer);
+    if (message.id !== key || !seen.has(message.parent) || !isWhole) return false;
+    seen.add(key);
+  }
+  return isText(id) && isText(title) && isText(system) && Number.isFinite(changed) && seen.has(leaf);
 }
 
 export const answersOf = (message) => [message.answer, message.plain].filter(Boolean);

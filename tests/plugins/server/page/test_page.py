@@ -252,15 +252,17 @@ def test_a_server_with_keys_asks_for_one(open_page, strict_server):
 
 def test_the_page_waits_for_a_model_that_is_being_loaded(page):
     error = {"message": "the model is being loaded", "progress": {"task": "compile", "done": 3, "total": 10}}
-    page.route("**/props", lambda route: route.fulfill(status=503, json={"error": error}))
+    page.route("**/props?*", lambda route: route.fulfill(status=503, json={"error": error}))
     page.reload()
     page.wait_for_selector("#model >> text=the model is being loaded, compile 30%")
-    page.unroute("**/props")
+    page.unroute("**/props?*")
     page.wait_for_selector("#model >> text=smollm2")
 
 
 def test_an_address_that_the_server_refuses_is_no_lost_connection(page):
-    page.route("**/props", lambda route: route.fulfill(status=403, json={"error": {"message": "the request is for host 'x'"}}))
+    page.route(
+        "**/props?*", lambda route: route.fulfill(status=403, json={"error": {"message": "the request is for host 'x'"}})
+    )
     page.reload()
     page.wait_for_selector("#model >> text=Refused under this address")
 
@@ -307,7 +309,7 @@ def test_a_least_probability_can_be_given_if_a_drafter_takes_it(page):
 
     page.click("#open-settings")
     assert page.is_hidden("[name=p_min]")
-    page.route("**/props", with_p_min)
+    page.route("**/props?*", with_p_min)
     page.reload()
     page.wait_for_selector("#model >> text=smollm2")
     page.click("#open-settings")
@@ -482,6 +484,72 @@ def test_two_windows_see_each_others_conversations(page):
     other.on("dialog", lambda dialog: dialog.accept())
     other.click("[aria-label='Delete Say a word.']", force=True)
     page.wait_for_selector("#conversations li", state="detached")
+
+
+def test_a_server_of_several_models_lets_one_be_picked(page):
+    names = {"data": [{"id": name, "aliases": [first]} for name, first in (("a", "a"), ("b", "b"), ("also-b", "b"))]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=names))
+    page.route("**/props?model=b", lambda route: route.fulfill(json={"model_alias": "b"}))  # nothing more is known of it
+    page.reload()
+    assert page.locator("#models option").all_inner_texts() == ["a", "b"]
+    page.wait_for_selector("#model >> text=1 drafter")
+    page.select_option("#models", "b")
+    page.wait_for_selector("#model >> text=not loaded")
+    page.reload()
+    page.wait_for_selector("#model >> text=not loaded")
+    answer_with(page, "Hello.")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "Say a word.")
+    assert sent.value.post_data_json["model"] == "b"
+
+
+def test_conversations_are_renamed_and_found_by_all_that_they_say(page):
+    answer_with(page, "Bread is baked.", "Water is blue.")
+    for text in ("Of bread?", "Of the sea?"):
+        page.click("#new")
+        ask(page, text)
+        wait(page)
+    page.once("dialog", lambda dialog: dialog.accept("Waves"))
+    page.click("[aria-label='Rename Of the sea?']", force=True)
+    titles = page.locator("#conversations li")
+    assert titles.all_inner_texts() == ["Waves", "Of bread?"]
+    assert page.inner_text("#title") == "Waves"
+    for text, found in (
+        ("WAVES", ["Waves"]),
+        ("blue", ["Waves"]),
+        ("of bread", ["Of bread?"]),
+        ("is", ["Waves", "Of bread?"]),
+        ("x", []),
+    ):
+        page.fill("#search", text)
+        assert titles.all_inner_texts() == found
+
+
+def test_conversations_go_to_another_browser_as_a_file(page, open_page, tmp_path):
+    answer_with(page, "It is blue.")
+    ask(page, "What is the sea?")
+    wait(page)
+    page.click("#open-settings")
+    with page.expect_download() as download:
+        page.click("#export")
+    download.value.save_as(file := tmp_path / "conversations.json")
+    other = open_page(page.url)
+    circle = json.loads(file.read_text())
+    messages = circle["conversations"][0]["messages"]
+    next(iter(messages.values()))["parent"] = next(reversed(messages))
+    for name, text in (("circle", json.dumps(circle)), ("text", "Hello"), ("other", '{"conversations": [{}]}')):
+        (wrong := tmp_path / name).write_text(text)
+        other.set_input_files("#file", wrong)
+        other.wait_for_selector("#toast >> text=no conversations that were exported here")
+        assert other.locator("#conversations li").count() == 0
+        other.evaluate("document.getElementById('toast').textContent = ''")
+    for n, told in ((1, "1 conversation imported"), (1, "0 conversations imported")):
+        other.set_input_files("#file", file)
+        other.wait_for_selector(f"#toast >> text={told}")
+        assert other.locator("#conversations li").count() == n
+    other.reload()
+    assert seen(other) == ["What is the sea?"]
+    assert stored(other) == stored(page)
 
 
 def test_what_is_read_from_the_right_begins_there(page):
