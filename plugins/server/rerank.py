@@ -17,6 +17,8 @@ from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.prompts import MOST_TEXT, mixed_tokens, needed
 from augury.plugins.server.openai.answer import head
 from augury.plugins.server.server import Server, Serving
+from augury.rank_head import RankHead
+from augury.text.tokenizer import Tokenizer
 
 router = api_router()
 _ADVICE = "start the server with --pooling mean, last or cls"
@@ -38,6 +40,7 @@ class RerankRequest(RequestFields):
     return_documents: bool = False
     return_text: bool = Field(default=False, description="the same of texts")
     max_tokens_per_doc: int | None = Field(None, ge=1, description="a longer document is a 400")
+    truncate: bool = Field(default=False, description="texts beyond the context are cut, or an error")
 
 
 class ScoreRequest(RequestFields):
@@ -57,7 +60,8 @@ async def rerank(body: RerankRequest, http: Request, server: Serving) -> Any:
     if (body.documents is None) == (body.texts is None):
         raise RequestError(400, "expected either documents or texts, a list of them", param="documents")
     texts = body.texts or [each if isinstance(each, str) else each.text for each in body.documents or ()]
-    scores, n_tokens = await _scored(server, http, [body.query] * len(texts), texts, body.max_tokens_per_doc)
+    queries, n_most = [body.query] * len(texts), body.max_tokens_per_doc
+    scores, n_tokens = await _scored(server, http, queries, texts, n_most, is_cut=body.truncate)
     best = sorted(enumerate(scores), key=lambda each: -each[1])[: body.top_n]
     if body.texts is not None:
         return [{"index": i, "score": score} | ({"text": texts[i]} if body.return_text else {}) for i, score in best]
@@ -86,21 +90,29 @@ async def score(body: ScoreRequest, http: Request, server: Serving) -> Any:
 
 
 async def _scored(
-    server: Server, http: Request, queries: Sequence[str], texts: Sequence[str], n_most: int | None = None
+    server: Server,
+    http: Request,
+    queries: Sequence[str],
+    texts: Sequence[str],
+    n_most: int | None = None,
+    *,
+    is_cut: bool = False,
 ) -> tuple[list[float], int]:
     """The scores of pairs, and how many tokens were read: by the model's rank head, or as cosines of embeddings."""
     check_texts(texts)
     if (n := sum(map(len, {*queries})) + sum(map(len, texts))) > MOST_TEXT:
         raise RequestError(400, f"there are {n} characters of text, expected {MOST_TEXT} at most")
     tokenizer, made = needed(server.engine.tokenizer), server.engine.info.rank_head
+    n_ctx = server.engine.config["n_ctx"] if is_cut else None
 
     def encoded() -> list[list[int]]:
         if n_most is not None and (longest := max(len(tokenizer.encode(text, add_special=False)) for text in texts)) > n_most:
             raise RequestError(400, f"a document has {longest} tokens, max_tokens_per_doc is {n_most}", param="documents")
         if made is not None:
-            return [made.tokens(tokenizer, *pair) for pair in zip(queries, texts, strict=True)]
+            return [_pair(made, tokenizer, *pair, n_ctx) for pair in zip(queries, texts, strict=True)]
         return [
-            mixed_tokens(each, tokenizer, add_special=True, parse_special=False) for each in dict.fromkeys((*queries, *texts))
+            mixed_tokens(each, tokenizer, add_special=True, parse_special=False)[:n_ctx]
+            for each in dict.fromkeys((*queries, *texts))
         ]
 
     ids = await to_thread.run_sync(encoded)
@@ -111,6 +123,15 @@ async def _scored(
         of = dict(zip(dict.fromkeys((*queries, *texts)), vectors, strict=True))
         found = [float(of[query] @ of[text]) for query, text in zip(queries, texts, strict=True)]
     return found, sum(map(len, ids))
+
+
+def _pair(head: RankHead, tokenizer: Tokenizer, query: str, text: str, n_most: int | None) -> list[int]:
+    """The tokens of a pair; with `n_most` of as much of the text's beginning as there is room for."""
+    found, kept = head.tokens(tokenizer, query, text), None
+    while n_most is not None and (surplus := len(found) - n_most) > 0 and kept != []:
+        kept = (tokenizer.encode(text, add_special=False, parse_special=False) if kept is None else kept)[:-surplus]
+        found = head.tokens(tokenizer, query, tokenizer.decode(kept, skip_special=False))  # it may be cut within a letter
+    return found
 
 
 def _way(server: Server) -> str:

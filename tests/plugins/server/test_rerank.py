@@ -98,12 +98,22 @@ def test_few_of_the_best_are_told_with_their_texts(engine):
     assert found == [{"index": best[0]["index"], "score": best[0]["relevance_score"], "text": best[0]["document"]["text"]}]
 
 
+def test_long_documents_are_cut_if_that_is_asked_for(engine):
+    n_ctx = engine.config["n_ctx"]
+    long = "The sea is blue. " * n_ctx
+    found = post(engine, "/rerank", ASKED | {"documents": [long], "truncate": True})
+    alone = post(engine, "/rerank", ASKED | {"documents": [long[: n_ctx - len(ASKED["query"]) - 3]]})  # a token for each letter
+    assert found["results"] == alone["results"]
+    assert found["usage"]["prompt_tokens"] == n_ctx
+
+
 def test_other_models_compare_embeddings_and_say_so(client):
     answer = client.post("/v1/rerank", json=ASKED | {"documents": [{"text": TEXTS[0]}, *TEXTS[1:]]}).json()
     vectors = client.post("/v1/embeddings", json={"input": [ASKED["query"], *TEXTS]}).json()["data"]
     query, *others = (np.array(each["embedding"]) for each in vectors)
     wanted = {i: pytest.approx(float(query @ each), abs=1e-6) for i, each in enumerate(others)}
     assert answer["scored_by"] == "embeddings"
+    assert len(client.post("/rerank", json={"query": "a", "texts": ["word " * 600], "truncate": True}).json()) == 1
     assert {each["index"]: each["relevance_score"] for each in answer["results"]} == wanted
 
 
@@ -115,6 +125,7 @@ def test_other_models_compare_embeddings_and_say_so(client):
         ("/rerank", {"query": "a", "documents": [1]}, "documents.0"),
         ("/v1/rerank", {"query": "a", "documents": ["a"], "texts": ["a"]}, "expected either documents or texts"),
         ("/v2/rerank", {"query": "a", "documents": ["a b c d"], "max_tokens_per_doc": 1}, "max_tokens_per_doc is 1"),
+        ("/rerank", {"query": "a", "texts": ["word " * 600]}, "context"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "expected one, or as many"),
         ("/v1/score", {"text_1": "a", "text_2": []}, "expected one, or as many"),
     ],
