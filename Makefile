@@ -22,9 +22,11 @@ GPU_PYTHON = $(if $(wildcard $(KIT).tar.gz),PYTHONPATH=$(KIT)/site XDG_CACHE_HOM
 
 demo: install
 	$(BIN)/augury pull smollm2
-	@echo "--- written plainly"
+	@echo "--- the prompt"
+	@cat docs/demo.txt
+	@echo "--- its continuation, written plainly"
 	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128 --spec-type none
-	@echo "--- written with drafts, as by default: drafted tokens are in colour"
+	@echo "--- the same, written with drafts, as by default: drafted tokens are in colour"
 	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128 --stats
 	@echo "--- both in turns, timed"
 	$(BIN)/augury bench drafters -m smollm2 -f docs/demo.txt --temp 0 -n 128
@@ -50,7 +52,7 @@ test-page: dev
 # Strict editable installs break when build/ is gone, and miss files that are new: both are made anew each time.
 install: $(BIN)/python
 	rm -rf build
-	$(PIP) --editable . --config-settings editable_mode=strict
+	$(PIP:--quiet=) --editable . --config-settings editable_mode=strict
 
 dev: $(BIN)/python
 	rm -rf build

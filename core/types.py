@@ -11,29 +11,11 @@ from attrs import Factory, field, frozen
 
 from augury.devices import CPU, Placement, as_placement
 from augury.errors import UnsupportedError
-from augury.model_info import ModelInfo
+from augury.model_info import ModelInfo as ModelInfo  # noqa: PLC0414 - one of the names here
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
     from augury.receipt import Receipt
-
-__all__ = [
-    "CACHE_BLOCK",
-    "CACHE_TYPES",
-    "Allocation",
-    "Draft",
-    "DrafterStats",
-    "ModelInfo",
-    "ModelOptions",
-    "Result",
-    "Round",
-    "StateSpec",
-    "Summary",
-    "Timings",
-    "Token",
-    "TokenLogprob",
-    "Verdict",
-]
 
 _INT32 = np.dtype(np.int32)
 
@@ -384,6 +366,16 @@ class Result:
     def id(self) -> str:
         """The id of the request."""
         return self.stats.id
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """The log-probability of each token, see `Token`; empty unless asked for."""
+        return tuple(piece.logprob for piece in self.pieces if piece.logprob is not None)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from augury.notebook import text_of
+
+        return {"text/plain": repr(self), "text/html": text_of(self)}
 
 
 @frozen

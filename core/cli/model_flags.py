@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _AS_NAMED = (  # arguments of `Engine.load` that are flags of the same names
     *("backend", "memory", "threads", "cache_type_k", "cache_type_v", "cache_ram", "cache_disk", "parse_special", "registry"),
-    *("spec_fixed", "spec_verify", "spec_synth_rates", "spec_synth_len", "spec_timeout"),
 )
+_OF_SPECULATION = ("spec_fixed", "spec_verify", "spec_synth_rates", "spec_synth_len", "spec_timeout")  # likewise
 _CACHE_RAM = 8192  # as llama.cpp has it
 
 FIRST_FLAGS = "-m -c -np -t -ngl --spec-type -md"
@@ -211,32 +211,21 @@ def load_engine(
 ) -> Engine:
     """Load the model of the flags, and show the progress of that, or report it to `progress`.
 
+    A command without flags of drafters loads none.
+
     Raises:
         AuguryError: As `Engine.load` does.
     """
     from augury.engine.engine import Engine
 
     configure_logging(verbosity=args.verbose, is_quiet=args.quiet)
-    in_use = names_in_use(spec_type or ("auto",), args.registry)
-    rest, limits = split_draft_limits(spec_type, args.registry)
-    n_max, n_min = limits.get("draft_max", args.draft_max), limits.get("draft_min", args.draft_min)
-    if n_min > n_max > 0:
-        names = args.typed.get("draft_min", "n_min"), args.typed.get("draft_max", "--draft-max")
-        raise OptionError(f"{names[0]} is {n_min}, expected at most {names[1]}, which is {n_max}")
     with _paused_gc(), ProgressDisplay() if progress is None else nullcontext(progress) as shown:
-        if draft_model and not takes_draft_model(in_use, args.registry, None):
-            in_use += filter(None, [drafter_of_model(args.registry, draft_model, shown)])
-        if spec_type == args.spec_type:  # or else the command loads one drafter after the other, and has said it of all
-            leave_out_unused(args, in_use)
+        speculation = _speculation(args, spec_type, draft_model, shown) if "spec_type" in args else {"spec_type": "none"}
         engine = Engine.load(
             args.model,
             **{name: getattr(args, name) for name in _AS_NAMED},
+            **speculation,
             memory_options=memory_options(args),
-            spec_type=rest,
-            draft_model=draft_model,
-            spec_options=drafter_options(args, in_use),
-            draft_max=n_max,
-            draft_min=n_min,
             max_queue=getattr(args, "max_queue", None),
             n_ctx=args.ctx_size,
             slots=args.parallel,
@@ -248,6 +237,30 @@ def load_engine(
         show_configuration(engine)
         say(f"loaded in {engine.load_s:.2f} s")
     return engine
+
+
+def _speculation(
+    args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, progress: Progress
+) -> dict[str, Any]:
+    """The arguments of `Engine.load` that are of drafters."""
+    in_use = names_in_use(spec_type or ("auto",), args.registry)
+    rest, limits = split_draft_limits(spec_type, args.registry)
+    n_max, n_min = limits.get("draft_max", args.draft_max), limits.get("draft_min", args.draft_min)
+    if n_min > n_max > 0:
+        names = args.typed.get("draft_min", "n_min"), args.typed.get("draft_max", "--draft-max")
+        raise OptionError(f"{names[0]} is {n_min}, expected at most {names[1]}, which is {n_max}")
+    if draft_model and not takes_draft_model(in_use, args.registry, None):
+        in_use += filter(None, [drafter_of_model(args.registry, draft_model, progress)])
+    if spec_type == args.spec_type:  # or else the command loads one drafter after the other, and has said it of all
+        leave_out_unused(args, in_use)
+    return {
+        **{name: getattr(args, name) for name in _OF_SPECULATION},
+        "spec_type": rest,
+        "draft_model": draft_model,
+        "spec_options": drafter_options(args, in_use),
+        "draft_max": n_max,
+        "draft_min": n_min,
+    }
 
 
 def memory_needed(args: argparse.Namespace, progress: Progress) -> int:

@@ -30,14 +30,14 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="the text, in UTF-8")
     parser.add_argument("--chunks", type=count(least=1), metavar="N", help="take the first N windows (default: all)")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
-    add_model_flags(parser, registry, argv, n_slots=1)
+    add_model_flags(parser, registry, argv, n_slots=1, has_drafters=False)
     parser.set_defaults(ctx_size=WINDOW, run=_run)
     parser.show_first("-f --chunks --json -m -c -t -ngl", words=("model",))
 
 
 def _run(args: argparse.Namespace) -> int:
     text = read_text(args.file)
-    with load_engine(args, ["none"], None) as engine, ProgressDisplay() as progress:
+    with load_engine(args, (), None) as engine, ProgressDisplay() as progress:
         start, window = perf_counter(), engine.config["n_ctx"]
         found = engine.perplexity(
             text, window=window, n_windows=args.chunks, progress=lambda done, n, _: progress("windows", done, n)

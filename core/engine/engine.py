@@ -276,6 +276,11 @@ class Engine(Receipts, Evaluations):
         names = ("model", "backend", "spec_type", "n_slots", "n_ctx")
         return f"Engine({', '.join(f'{name}={self.config[name]!r}' for name in names if name in self.config)})"
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from augury.notebook import slots_of
+
+        return {"text/plain": repr(self), "text/html": slots_of(repr(self), self.stats())}
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("an engine cannot be pickled or copied; load it in the process that uses it")
 

@@ -14,7 +14,7 @@ from augury.engine.request import Request, checked_tokens, is_several
 from augury.engine.running import Running, Stream
 from augury.engine.sequence import RunningSequence
 from augury.engine.worker import Worker
-from augury.errors import OptionError
+from augury.errors import OptionError, UnsupportedError
 from augury.loader import Loader
 from augury.options import check_count
 from augury.text.chat_template import ChatTemplate, prompt_ids
@@ -94,6 +94,25 @@ class Generation(ABC):
             prompt, messages, self.tokenizer, self.chat_template, tools=tools, kwargs=kwargs, why=why, n_ctx=self._n_ctx
         )
         return checked_tokens(ids, self._n_vocab, n_ctx=self._n_ctx)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text, as a prompt has them.
+
+        Raises:
+            AuguryError: The model has no tokenizer, or the text is empty or does not fit into the context.
+        """
+        ids: list[int] = self._tokens(text, None).tolist()
+        return ids
+
+    def detokenize(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of token ids, without control tokens unless `skip_special` is False.
+
+        Raises:
+            AuguryError: The model has no tokenizer, or a token is outside its vocabulary.
+        """
+        if self.tokenizer is None:
+            raise UnsupportedError("the model has no tokenizer, so its tokens have no text")
+        return self.tokenizer.decode(tokens, skip_special=skip_special)
 
     @overload
     def generate(self, prompt: Prompts, *, n: None = None, **params: Unpack[RequestParams]) -> list[Result]: ...

@@ -147,7 +147,7 @@ class _Reader:
     def header(self) -> Header:
         magic = self.data[:4]
         if magic != b"GGUF":
-            advice = "download it again, or convert it with llama.cpp's convert_hf_to_gguf.py"
+            advice = "download it again, or convert it with llama.cpp's convert_hf_to_gguf.py, see Models in docs/guide.md"
             self.fail(f"not a GGUF file: it starts with {magic!r}, expected b'GGUF'; {advice}")
         self.at = 4
         version = self.version()

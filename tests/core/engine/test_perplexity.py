@@ -98,3 +98,4 @@ def test_the_command_prints_the_figure_and_a_json_object(capsys, tmp_path):
     assert run(capsys, *words)[1] == f"perplexity {told['value']:.4f} ± {told['error']:.4f}\n"
     code, _, err = run(capsys, *words, "-c", 4096)
     assert (code, "expected at least 4096, a window; give a longer text" in err) == (2, True)
+    assert "--spec-type" not in run(capsys, "perplexity", "--help-all")[1]

@@ -321,6 +321,7 @@ HUGE = 2**64 - 1
 MALFORMED = {
     "empty": (b"", "is empty"),
     "other format": (b"PK\3\4" + bytes(100), "it starts with b'PK\\x03\\x04', expected b'GGUF'; download it again"),
+    "another format": (b"ggml" + bytes(100), "convert_hf_to_gguf.py, see Models in docs/guide.md"),
     "shorter than the magic": (b"GG", "not a GGUF file"),
     "magic alone": (b"GGUF", "the version needs 4 bytes at 4, but the file ends at 4; is it truncated"),
     "version 1": (whole(version=1), "version 1 is no longer used"),
