@@ -24,7 +24,7 @@ from augury.testing.counts import miscounts
 SEED = 12
 
 # no deadlines, for how long an example takes says more about the machine than about the code
-for name, n_examples in (("once", 5), ("sample", 20), ("full", 300)):
+for name, n_examples in (("once", 5), ("sample", 20), ("rest", 100), ("full", 300)):
     settings.register_profile(name, max_examples=n_examples, deadline=None, derandomize=True, database=None)
 
 
@@ -53,7 +53,9 @@ def _prompts(tmp_path_factory):
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="all cases of the tests marked with sample, and more of properties")
-    parser.addoption("--rest", action="store_true", help="what --full adds: the cases left out without it, and properties")
+    parser.addoption(
+        "--rest", action="store_true", help="of the cases left out without it as many as are worth it, and properties"
+    )
     parser.addoption("--once", action="store_true", help="one case of each test, for another Python")
 
 
@@ -70,8 +72,7 @@ def pytest_configure(config):
         os.environ["TINY_MODELS"] = folder.name
         config.add_cleanup(folder.cleanup)
         config.add_cleanup(lambda: os.environ.pop("TINY_MODELS"))
-    is_full = config.getoption("full") or config.getoption("rest")
-    settings.load_profile("full" if is_full else "once" if config.getoption("once") else "sample")
+    settings.load_profile(next((name for name in ("full", "rest", "once") if config.getoption(name)), "sample"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -120,12 +121,16 @@ def left_out_of(items, config):
     for item in items:
         if n_wanted(item, config) is not None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = set()
+    left_out, further = set(), set()
     for matrix in cases.values():
         n = n_wanted(matrix[0], config)
-        left_out |= {*matrix} - sample(matrix, max(n, 1) if is_named(matrix[0], config) else n)
+        n = max(n, 1) if is_named(matrix[0], config) else n
+        n_further = matrix[0].get_closest_marker("sample").kwargs.get("rest", len(matrix)) if config.getoption("rest") else 0
+        in_turn = sample(matrix, n + n_further)
+        left_out |= {*matrix} - {*in_turn[:n]}
+        further |= {*in_turn[n:]}
     if config.getoption("rest"):
-        left_out = {item for item in items if item not in left_out and not is_property(item)}
+        left_out = {item for item in items if item not in further and not is_property(item)}
     return left_out
 
 
@@ -159,15 +164,15 @@ def is_property(item):
 
 
 def sample(matrix, n):
-    """Choose n cases of a test.
+    """Choose n cases of a test, one after another.
 
     The next one is always that whose parameters' values, each and in pairs, were tried least often: so as many of them as
     possible are tried, and about equally often. Among equals chance decides, by the case's name: other tests change nothing.
     """
-    left, chosen, tried = {item: (pairs_of(item), chance(item)) for item in matrix}, set(), Counter()
+    left, chosen, tried = {item: (pairs_of(item), chance(item)) for item in matrix}, [], Counter()
     for _ in matrix[:n]:
         item = min(left, key=lambda each: (sum(tried[pair] for pair in left[each][0]), left[each][1]))
-        chosen.add(item)
+        chosen.append(item)
         tried.update(left.pop(item)[0])
     return chosen
 

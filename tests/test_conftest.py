@@ -21,6 +21,11 @@ from hypothesis import given, settings, strategies as st
 def test_matrix(name, way):
     pass
 
+@pytest.mark.sample(1, rest=2)
+@pytest.mark.parametrize("n", range(9))
+def test_large(n):
+    pass
+
 @pytest.mark.parametrize("n", range(5))
 def test_beside(n):
     pass
@@ -45,23 +50,23 @@ def test_of_one_example(value):
 def suite(pytester):
     pytester.makeconftest((Path(__file__).parent / "conftest.py").read_text())
     pytester.makepyfile(**{"folder.py/test_cases": TESTS})
-    pytester.makeini("[pytest]\nmarkers =\n    sample(n)\n    waits\n")
+    pytester.makeini("[pytest]\nmarkers =\n    sample(n, rest)\n    waits\n")
     return lambda *words: pytester.runpytest_subprocess("-v", *words)
 
 
 @pytest.mark.sample(0)
 def test_a_sample_tries_every_value_that_it_has_room_for_and_what_it_leaves_out_can_be_asked_for(suite):
     ended = suite()
-    ended.assert_outcomes(passed=10, deselected=4)
+    ended.assert_outcomes(passed=11, deselected=12)
     tried = [line.partition("[")[2].partition("]")[0] for line in ended.outlines if "test_matrix[" in line]
     assert {value for case in tried for value in case.split("-")} == {"a", "b", "c", "greedy", "sampled"}
     left_out = {f"{name}-{way}" for name in "abc" for way in ("greedy", "sampled")} - set(tried)
-    suite("-k", f"test_matrix and {min(left_out)}").assert_outcomes(passed=1, deselected=13)
-    suite("-k", "test_costly").assert_outcomes(passed=1, deselected=13)
-    suite("--full").assert_outcomes(passed=14)
-    suite("--once").assert_outcomes(passed=4, deselected=10)
+    suite("-k", f"test_matrix and {min(left_out)}").assert_outcomes(passed=1, deselected=22)
+    suite("-k", "test_costly").assert_outcomes(passed=1, deselected=22)
+    suite("--full").assert_outcomes(passed=23)
+    suite("--once").assert_outcomes(passed=5, deselected=18)
     rest = suite("--rest")
-    rest.assert_outcomes(passed=5, deselected=9)
+    rest.assert_outcomes(passed=7, deselected=16)
     ran = [line.partition("::")[2] for line in rest.outlines if "PASSED" in line]
     assert {line.split("[")[1].split("]")[0] for line in ran if "test_matrix[" in line} == left_out
     assert any("test_slow" in line for line in ran)
@@ -96,9 +101,9 @@ def test_what_waits_is_begun_first_by_as_many_processes_as_there_are(waiting, n)
 
 @pytest.mark.sample(0)
 def test_a_file_and_an_id_are_names_and_a_folder_is_none(suite):
-    suite("folder.py").assert_outcomes(passed=10, deselected=4)
-    suite("folder.py/test_cases.py").assert_outcomes(passed=11, deselected=3)
-    suite("folder.py", "folder.py/test_cases.py::test_costly").assert_outcomes(passed=11, deselected=3)
+    suite("folder.py").assert_outcomes(passed=11, deselected=12)
+    suite("folder.py/test_cases.py").assert_outcomes(passed=12, deselected=11)
+    suite("folder.py", "folder.py/test_cases.py::test_costly").assert_outcomes(passed=12, deselected=11)
 
 
 def test_a_tiny_model_is_written_once_for_all_processes():

@@ -40,7 +40,7 @@ def test_toys_answer_in_parallel_as_one_by_one(toy):
     assert not any(line.endswith(" 0 drafted tokens accepted") for line in told if "none" not in line)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=8)
 @pytest.mark.parametrize(("backend", "name", "memory"), MODELS)
 def test_models_answer_in_parallel_as_one_by_one(backend, name, memory):
     draft = tiny_model("llama-dense-q4_0" if name == "llama-dense" else name)

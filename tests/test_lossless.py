@@ -78,7 +78,7 @@ def _plain(backend, n, way, drafter, cache_type):
         return output(answers(engine, n, way))
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(7, rest=50)
 @pytest.mark.parametrize(("backend", "drafter", "slots", "threads", "draft_max", "way"), CASES)
 def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, draft_max, way):
     how = {"slots": slots, "threads": threads, "draft_max": draft_max}
@@ -91,7 +91,7 @@ def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, draf
         assert accepted > 0 if way == "greedy" else drafted > accepted, "the test must see right and wrong drafts"
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, rest=12)
 @pytest.mark.parametrize(
     ("drafter", "slots", "way"), any_two(["auto", "suffix", "draft-model", *HEADS, "self-spec layers", "a chain"], [1, 4], WAYS)
 )
@@ -168,7 +168,7 @@ def eventful(engine, folder, monkeypatch):
     yield engine.generate(text, slot=1 - slot, max_tokens=20, **asked)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(4, rest=8)
 @pytest.mark.parametrize("drafter", EVENTFUL)
 def test_so_is_that_of_requests_that_share_go_on_end_and_fail(drafter, tmp_path, monkeypatch, caplog):
     name, spec = EVENTFUL[drafter] or (drafter, "draft-mtp")
@@ -186,7 +186,7 @@ def test_so_is_that_of_requests_that_share_go_on_end_and_fail(drafter, tmp_path,
     assert after.stats.n_drafted > 0 or "planted" not in caplog.text
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=36)
 @pytest.mark.parametrize(  # threads that wait for each other's Python cost as much as all the rest
     ("name", "drafter", "threads"),
     list(zip(ORACLES, itertools.cycle(sorted(SPECS)), itertools.cycle([1, 1, 2, 1, 1]), strict=False)),
@@ -288,7 +288,7 @@ def plain_mtp(name, backend, n, way):
         return output(answers(engine, n, way))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(5, rest=14)
 @pytest.mark.parametrize(("name", "backend", "memory", "slots", "threads", "draft_max", "way"), MTP_CASES)
 def test_layers_that_predict_further_tokens_leave_the_output_as_it_is(name, backend, memory, slots, threads, draft_max, way):
     how = {"slots": slots, "threads": threads, "draft_max": draft_max, "memory": memory, "n_ctx": N_CTX, "registry": REGISTRY}
@@ -300,7 +300,7 @@ def test_layers_that_predict_further_tokens_leave_the_output_as_it_is(name, back
     assert accepted > 0 if way == "greedy" else drafted > accepted > 0, "the test must see right and wrong drafts"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, rest=8)
 @pytest.mark.parametrize(
     ("name", "slots", "way"), any_two(["mtp-deepseek2", "mtp-deepseek4", "mtp-gemma4-e", "mtp-qwen35"], [1, 3], WAYS)
 )
@@ -320,7 +320,7 @@ def test_so_do_their_trees(name, slots, way, monkeypatch):
     assert sum(each.accepted for each in stats) > 0
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["mtp-deepseek2", "mtp-gemma4-e", "mtp-qwen35"])
 def test_so_do_they_beside_lookups_whatever_the_planner_chooses(name, way):

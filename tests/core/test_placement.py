@@ -138,7 +138,7 @@ MTP = {  # and how many layers of it the first GPU computes: several streams, an
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, rest=8)
 @pytest.mark.parametrize("is_split", [False, True])
 @pytest.mark.parametrize("drafter", [*HEADS, *MTP])
 def test_heads_draft_for_a_model_in_stages(registry, monkeypatch, drafter, is_split):

@@ -107,7 +107,7 @@ def all_that_mtp_tells(name, model):
     yield from mtp(model, [8], 14, hidden[2:], slot=1)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, rest=10)
 @pytest.mark.parametrize("backend", ["numba-cpu", "reference"])
 @pytest.mark.parametrize("name", MTP)
 def test_layers_that_predict_further_tokens_are_of_the_last_stage(name, backend):

@@ -55,7 +55,7 @@ def of_reference(plan):
     return load("reference", plan).forward(run_of(TOKENS)).rows()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=12)
 @pytest.mark.parametrize("both", COMPUTED)
 def test_parts_are_computed_as_the_reference_does_whatever_the_pass(both, monkeypatch):
     names, plan = COMPUTED[both]
@@ -89,7 +89,7 @@ def without_indexers(layer):
     return attrs.evolve(layer, mixer=attrs.evolve(layer.mixer, **{name: nothing[name] for name in fields}))
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=3)
 @pytest.mark.parametrize("name", CHOOSING)
 def test_an_indexer_chooses_what_is_attended_to(name):
     plan, tokens = VARIANTS[name], PARTS["some_tokens"](16)

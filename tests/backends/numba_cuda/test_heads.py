@@ -26,7 +26,7 @@ ROUNDS = slice(1, 3)  # of 20 or more, one after a token that was accepted: the 
 N_TOKENS = 20  # which tensor cores multiply
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=9)
 @pytest.mark.parametrize("name", [*DRAFTS, *MTP])
 def test_first_drafts_are_those_of_llama_cpp(name):
     for found, right, error in rounds(name, "numba-cuda", ROUNDS, target="reference"):
@@ -52,8 +52,8 @@ def loaded(name):
     return NumbaCuda(NumbaCudaOptions()).load(*quantised(name), attrs.evolve(HALVES, threads=1), Progress())
 
 
-@pytest.mark.sample(0)
-@pytest.mark.parametrize("name", ["eagle3-llama", "mtp-deepseek4"])
+@pytest.mark.sample(0, rest=2)
+@pytest.mark.parametrize("name", ["eagle3-llama", "mtp-deepseek4", "mtp-glm4moe"])
 def test_a_token_has_the_same_bits_in_any_company(name):
     model, n, rng = loaded(name), N_TOKENS, np.random.default_rng(2)
     n_layers, is_mtp = model.info.n_layers, name in MTP
@@ -76,7 +76,7 @@ def test_a_token_has_the_same_bits_in_any_company(name):
     assert np.array_equal(computed((0, 0, 3), (1, 5, n))[3:], whole[5:])
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=1)
 @pytest.mark.parametrize("name", ["mtp-deepseek4", "mtp-glm4moe"])
 def test_the_last_stage_predicts_further_tokens(name):
     (file, plan), found, text = quantised(name), [], runs(name)[0].text[:4]
@@ -106,7 +106,7 @@ def test_a_head_that_feeds_itself_gives_what_it_is_fed_one_by_one(name):
     assert all(map(np.array_equal, model.slot_memory(0, 5), kept))
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=1)
 @pytest.mark.parametrize("name", ["dflash2-qwen3", "dflash-llama-swa"])
 def test_a_block_has_the_same_bits_in_any_company(name, monkeypatch):
     model, rng = loaded(name), np.random.default_rng(2)
@@ -149,7 +149,7 @@ def test_what_a_target_lends_is_in_memory_once():
     assert backend.memory_needed(file, plan, options)[0].n_bytes == alone - n_borrowed
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=1)
 @pytest.mark.parametrize(("spec", "head"), [("draft-eagle3", "eagle3-llama"), ("draft-dflash", "dflash-llama-swa")])
 def test_drafts_change_nothing(spec, head):
     target, found = tiny_model(target_of(head)), []

@@ -45,7 +45,7 @@ def loaded(name, backend="numba-cuda", n_heads=None, **options):
     return device.load(file, plan, ModelOptions(**{"n_slots": 2, "n_ctx": 32, "threads": 1, **options}), Progress())
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_are_near_the_reference(name):
     found, right = (loaded(name, backend).forward(run_of(TOKENS[:4])).rows() for backend in ("numba-cuda", "reference"))

@@ -53,7 +53,7 @@ def mixture_alone(plan):
     return attrs.evolve(plan, layers=(alone,), output=output)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_are_near_the_reference(name):
     backends = ("numba-cuda", "reference")
@@ -79,7 +79,7 @@ def test_what_a_token_s_experts_give_it_does_not_depend_on_who_else_goes_to_them
     assert np.array_equal(np.concatenate(parts), whole)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=1)
 @pytest.mark.parametrize("name", ["qwen2moe-moe-2-of-8-q8_0", "glm4moe-moe-q8_0"])  # shared experts: apart, and as one more
 def test_many_tokens_share_a_pass(name):
     model, tokens = loaded(name, "numba-cuda", mixture_alone), np.resize(TOKENS, 18)

@@ -55,13 +55,13 @@ def tiny(tmp_path_factory):
     return path
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=9)
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.name)
 def test_a_backend_keeps_its_contracts(check):
     check.run(backend_subject("numba-cuda", n_examples=2))  # for 15 the simulator takes minutes
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=1)
 @pytest.mark.parametrize("pair", [("f16", "f16"), ("q8_0", "q4_0"), ("q4_0", "f16"), ("f16", "q8_0")], ids="-".join)
 def test_a_token_depends_on_its_past_alone(tiny, pair):
     types = {"cache_type_k": pair[0], "cache_type_v": pair[1]}
@@ -92,7 +92,7 @@ def test_a_token_depends_on_its_past_alone(tiny, pair):
     assert np.array_equal(model.forward(run_of(TOKENS, slot=2)).rows(), whole)
 
 
-@pytest.mark.sample(0)  # a block of tensor cores is 256 simulated threads
+@pytest.mark.sample(0, rest=1)  # a block of tensor cores is 256 simulated threads
 @pytest.mark.parametrize("name", ["llama-dense-q4_0", "qwen3moe-moe-q8_0", "minimax-01-moe-q8_0"])
 def test_many_tokens_whom_tensor_cores_multiply_have_the_bits_of_few(name):
     file = tiny_file(name)
@@ -269,7 +269,7 @@ def test_what_a_model_will_hold_is_known_before(name):
     assert told == held
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_are_near_the_reference(name):
     file = tiny_file(name)

@@ -44,7 +44,7 @@ def model(request):
     return loaded(request.param)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_are_near_the_reference(name):
     model, right = loaded(name), loaded(name, "reference").forward(run_of(TOKENS[:5])).rows()
@@ -56,7 +56,7 @@ def test_families_are_near_the_reference(name):
     assert np.array_equal(np.concatenate(alone), found[:2])
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=2)
 @pytest.mark.parametrize(
     ("family", "name"),
     [
@@ -78,7 +78,7 @@ def test_many_tokens_share_a_pass(family, name, monkeypatch):
     assert nmse(whole, loaded.__wrapped__(family, "reference").forward(run_of(tokens)).rows()) < 1e-4
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=2)
 @pytest.mark.parametrize("model", FAMILIES[:4], indirect=True)  # n-grams have no kernel that keeps states of their own
 def test_a_slot_is_as_after_a_fresh_run(model, monkeypatch):
     texts = [Text(slot, slot) for slot in range(2)]
@@ -89,7 +89,7 @@ def test_a_slot_is_as_after_a_fresh_run(model, monkeypatch):
         assert_same_state(model, text)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.sample(0, rest=3)
 def test_a_saved_state_comes_back_and_goes_on_with_what_is_replayed(model):
     saved = attrs.evolve(run_of(TOKENS[:5]), saves=np.int32([(0, 3)]))
     model.forward(saved)
@@ -99,7 +99,7 @@ def test_a_saved_state_comes_back_and_goes_on_with_what_is_replayed(model):
     assert all(map(np.array_equal, memory(model, 0, 7), memory(model, SPARE, 7)))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=2)
 def test_what_was_accepted_is_taken_in_by_a_pass_over_others(model):
     text = Text(0, 5)
     batch, _ = batch_of([text], [text.share(1, (-1, -1, 0))])

@@ -39,7 +39,7 @@ def by_hand(model, backend, n_keep, n, way):
     return results
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(4, rest=14)
 @pytest.mark.parametrize("spec", [{"spec_type": "none"}, {"spec_type": "self-spec:mode=layers,layers=1,p_min=0.05"}])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("n_keep", [0, 3, -1, 100])

@@ -36,7 +36,7 @@ def engine(request):
         yield loaded
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, rest=8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_are_those_of_plain_decoding_with_any_drafter(engine, form, way, request):
