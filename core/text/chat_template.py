@@ -26,7 +26,7 @@ __all__ = ["ChatPrompt", "ChatTemplate", "arguments_of", "prompt_ids", "with_ids
 
 _KEY = "tokenizer.chat_template"
 _OWN_NAMES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names that templates have for reasoning
+_MAY_BE_SILENT = ("assistant", "tool")  # roles whose messages may have no text
 _ADVICE = "give a prompt instead of messages, or use another conversion of the model"
 
 
@@ -110,7 +110,7 @@ class ChatTemplate:
 
         Args:
             messages: mappings with `role` ("system", "user", "assistant" or another that the model knows) and `content`, text,
-                which may be None or missing beside `tool_calls` or reasoning.
+                which may be None or missing in messages of the assistant and of tools.
             add_generation_prompt: end with the beginning of the model's answer. Where the last message is the assistant's, it
                 is the answer's beginning: the text ends with it, and nothing closes it.
             tools: descriptions of tools that the model may call, which the template knows as `tools`.
@@ -268,7 +268,7 @@ def _checked(messages: object) -> list[dict[str, Any]]:
         if calls is not None and not _are_objects(calls):
             raise OptionError(f"messages[{index}]['tool_calls'] is {reprlib.repr(calls)}, expected a list of objects")
         for key in ("role", "content"):
-            if key == "content" and message.get(key) is None and (calls or any(message.get(name) for name in _THOUGHTS)):
+            if key == "content" and message.get(key) is None and message.get("role") in _MAY_BE_SILENT:
                 continue
             if key not in message:
                 raise OptionError(f"messages[{index}] has no {key!r}, {expected}")

@@ -78,6 +78,9 @@ class TemplateHabits:
         if any(len(message.get("tool_calls") or ()) > 1 for message in found) and not self._takes_several:
             found = _one_by_one(found)
         yield found, tools
+        if any(message.get("content") is None for message in found):
+            found = [{**message, "content": message.get("content") or ""} for message in found]
+            yield found, tools
         if any(message["role"] == "system" for message in found[1:]):
             found = [{**each, "role": "user"} if i and each["role"] == "system" else each for i, each in enumerate(found)]
             yield found, tools

@@ -44,11 +44,18 @@ class TextBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """The model's reasoning; the signature is that of another server, or empty."""
+    """The model's reasoning; the signature is that of another server, or empty, and what it has redacted cannot be read."""
 
-    type: Literal["thinking"]
-    thinking: str
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
     signature: str = ""
+    data: str = ""
+
+
+class Caller(Fields):
+    """Who called: the model itself."""
+
+    type: Literal["direct"]
 
 
 class ToolUseBlock(Block):
@@ -58,6 +65,7 @@ class ToolUseBlock(Block):
     id: str
     name: str
     input: dict[str, Any]
+    caller: Caller | None = None
 
 
 class ToolResultBlock(Block):

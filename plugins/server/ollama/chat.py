@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from pydantic_core import to_json
 from starlette.requests import Request
 
@@ -43,7 +43,7 @@ class Message(Pictures):
     content: str = ""
     thinking: str | None = None
     tool_calls: list[ToolCall] | None = None
-    tool_name: str | None = None
+    tool_name: str | None = Field(None, validation_alias=AliasChoices("tool_name", "name"))
     tool_call_id: str | None = None
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
 INDEX, ID, KEY, TYPE, NAMED = "\x01", "\x02", "\x03", "\x04", "\x05"
 """Placeholders: a call's number, its id, an argument's key, its JSON type, and a call's name where that is written twice."""
 
+IN_PYTHON = ("True", "False", "None")
 Notation = Literal["json", "python", "own"]
 
 NAME = r"[\w.:/@-]"
@@ -27,6 +30,12 @@ def lexemes(text: str) -> list[str]:
     ['<tool_call>', '{', '"', 'name']
     """
     return _LEXEME.findall(text)
+
+
+def endings(text: str) -> list[str]:
+    """What is left of a text after each of its parts."""
+    parts = lexemes(text)
+    return ["".join(parts[at:]).strip() for at in range(len(parts))]
 
 
 def flexible(text: str) -> str:
@@ -67,13 +76,24 @@ class Keys:
     item: str = ""
     integer: str = "integer"
 
+    def written(self, arguments: Mapping[str, Any]) -> str:
+        """Arguments one by one."""
+        found = []
+        for key, value in arguments.items():
+            before, after = self.before_value, self.after_value
+            text = repr(value) if self.words == IN_PYTHON else json.dumps(value)
+            if isinstance(value, str):
+                before, after, (opening, closing) = self.before_text, self.after_text, self.quotes[-1]
+                text = f"{opening}{value}{closing}" if self.is_raw else text
+            found.append(f"{self.before_key}{key}{before}{text}{after}".replace(KEY, key).replace(TYPE, "object"))
+        return self.between.join(found)
+
     @property
     def is_literal(self) -> bool:
         """Whether values tell their own end, as a programming language's do."""
         return bool(self.quotes[-1][0])
 
 
-IN_PYTHON = ("True", "False", "None")
 PYTHON = Keys("'", "': ", "", "': ", "", ", ", (("'", "'"),), False, IN_PYTHON, "python", "python")
 """How Python writes a dictionary."""
 
@@ -196,6 +216,22 @@ class ToolFormat:
         return re.compile(
             rf"(?:{self.around})*?{flexible(self.lead)}\s*(?P<name>{NAME}+?)(?:{flexible(self.before_arguments)}{end}{loose})"
         )
+
+    @cached_property
+    def next_head(self) -> str:
+        """The text from the arguments of a call to those of the next one."""
+        text = f"{self.between}{self.before_name}x{self.before_arguments}{{"
+        return re.sub(f"[{INDEX}{ID}{NAMED}]", "0", text)
+
+    def written(self, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+        """Calls with their arguments, as an answer holds them."""
+        found = []
+        for i, (name, arguments) in enumerate(calls):
+            before = f"{self.before_name}{NAMED if NAMED in self.before_name else name}{self.before_arguments}"
+            body = json.dumps(arguments) if self.keys is None else self.keys.written(arguments)
+            text = f"{before.replace(NAMED, name)}{body}{self.after_arguments}"
+            found.append(text.replace(INDEX, str(i)).replace(ID, f"call{i:05}"))
+        return self.begin + self.between.join(found) + self.end
 
     @cached_property
     def tail(self) -> re.Pattern[str]:

@@ -69,7 +69,7 @@ def learn(render: Render) -> ToolFormat:
             return _Learner(render, is_text, is_named, empty).format()
     with suppress(AuguryError):
         question = [{"role": "user", "content": _USER}]
-        without, told = (render(question, tools=tools, add_generation_prompt=True) for tools in (None, _tools()))
+        without, told = (render(question, tools=tools, add_generation_prompt=True) for tools in (None, probe_tools()))
         return described(told) if told != without else GENERIC
     return GENERIC
 
@@ -81,7 +81,8 @@ class _Strange(Exception):  # noqa: N818 -- no fault: the template writes calls 
     """A template whose calls cannot be read."""
 
 
-def _tools() -> list[dict[str, Any]]:
+def probe_tools() -> list[dict[str, Any]]:
+    """Tools whose names occur nowhere else."""
     properties = {key: {"type": "string", "description": "Any."} for key in _KEYS}
     parameters = {"type": "object", "properties": properties, "required": [_KEYS[0]]}
     return [
@@ -140,10 +141,10 @@ class _Learner:
     def _with_headers(self, form: ToolFormat) -> ToolFormat:
         """The format, with the headers of messages that call nothing."""
         question = [{"role": "user", "content": _USER}]
-        prompt = self.render(question, tools=_tools(), add_generation_prompt=True).rpartition(_USER)[2]
+        prompt = self.render(question, tools=probe_tools(), add_generation_prompt=True).rpartition(_USER)[2]
         final = self._plain.partition(_TEXT)[0].removeprefix(prompt)
         answer = {"role": "assistant", "content": _TEXT, "reasoning_content": _THOUGHT}
-        text = self.render([*question, answer], tools=_tools(), add_generation_prompt=False).rpartition(_USER)[2]
+        text = self.render([*question, answer], tools=probe_tools(), add_generation_prompt=False).rpartition(_USER)[2]
         analysis, is_written, rest = text.removeprefix(prompt).partition(_THOUGHT)
         between, is_followed, _ = rest.partition(final + _TEXT)
         if not (is_written and is_followed):
@@ -156,7 +157,7 @@ class _Learner:
         if form.begin or form.before_name:
             return form
         question = [{"role": "user", "content": _USER}]
-        prompt = self.render(question, tools=_tools(), add_generation_prompt=True).rpartition(_USER)[2]
+        prompt = self.render(question, tools=probe_tools(), add_generation_prompt=True).rpartition(_USER)[2]
         opened = _common_end(form.between, prompt)
         content = self._plain.partition(_TEXT)[0]
         if not opened or not content.startswith(prompt):
@@ -178,7 +179,7 @@ class _Learner:
             made.append({"id": f"functions.{name}:{i}" if self.is_named else _IDS[i], "type": "function", "function": function})
         message = {"role": "assistant", "content": content} | ({"tool_calls": made} if made else {})
         asked = {"role": "user", "content": _USER}
-        return self.render([asked, message], tools=_tools(), add_generation_prompt=False).rpartition(_USER)[2]
+        return self.render([asked, message], tools=probe_tools(), add_generation_prompt=False).rpartition(_USER)[2]
 
     def _taken_apart(self, text: str, first: Mapping[str, Any], *, is_single: bool) -> ToolFormat:
         key = _at(text, _KEYS[0])

@@ -16,13 +16,14 @@ from attrs import evolve
 
 from augury.plugins.server.tools.arguments import arguments
 from augury.plugins.server.tools.delta import Delta
-from augury.plugins.server.tools.format import NAMED, Keys, ToolFormat, flexible
+from augury.plugins.server.tools.format import NAMED, Keys, ToolFormat, endings, flexible
 from augury.plugins.server.tools.notation import Pieces, Source, value, whole
 
 _ARGUMENTS = {"arguments", "parameters"}
 _NAMES = {"name", "function"}
 _KEY = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _CLOSING = re.compile(r"[\s,]*\}")
+_HALF_OBJECT = re.compile(r'\{\s*(?:"|$)')
 _N_HEAD = 400  # characters within which a mark is followed by a call's name, or is none
 _MESSAGE, _MESSAGE_ENDS = "<|message|>", ("<|end|>", "<|eom|>", "<|eot|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _HEADER = re.compile(r"<\|\w+\|>(assistant|analysis|commentary|final)?")
@@ -238,9 +239,21 @@ class AnswerParser:
         while not self._source.is_whole:
             yield None
         rest = self._form.tail.sub("", self._source.text, count=1).strip()
-        if rest and not any(mark.startswith(rest) for text in self._form.texts for mark in (text.strip(), *text.split())):
+        if rest and not self._is_half(rest):
             yield Delta(content=rest)
         return True
+
+    def _is_half(self, rest: str) -> bool:
+        """Whether an answer was cut off within a mark, or within a call before its name was told."""
+        form, text = self._form, self._source.text
+        if self.is_cut or (form.is_object and _HALF_OBJECT.match(rest) and _decoded(rest, 0)[1] is None):
+            return True
+        if not (form.end.strip() and form.end.strip() in text):
+            begun = form.next_head
+            heads = (form.head.match(text + begun[at:]) for at in range(len(begun)))
+            if any(found is not None and found.end() > len(text) for found in heads):
+                return True
+        return any(part.startswith(rest) for each in form.texts for part in endings(each))
 
     def _object(self, at: int) -> tuple[str | None, str | None, int] | None:
         """The call that a JSON object is: its name, arguments before that, and where that ends; None: not known yet."""
@@ -319,7 +332,8 @@ class AnswerParser:
                 if not self._source.is_whole:
                     yield None
                     continue
-                if rest := _HEADER.sub("", self._source.text).strip():
+                rest = _HEADER.sub("", self._source.text.split("<|start|>")[0]).strip()
+                if rest and not any(mark.startswith(rest) for mark in _MESSAGE_ENDS):
                     yield Delta(content=rest)
                 return
             header = self._source.take(at + len(_MESSAGE))

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from augury.errors import AuguryError, OptionError, UnsupportedError
 from augury.plugins.server.tools.format import GENERIC, ToolFormat
 from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
-from augury.plugins.server.tools.learning import learn
+from augury.plugins.server.tools.learning import learn, probe_tools
 from augury.plugins.server.tools.parser import AnswerParser
 from augury.plugins.server.tools.reasoning import frame_of, reasoning_at, reasoning_tags
 from augury.text.chat_template import arguments_of, with_ids
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[\w.:/@-]{1,256}")  # which every format can write and read
 _DESCRIPTION = """\
 You may call these functions:
 {tools}
-To call some of them, answer with nothing but JSON of this form: {{"tool_calls": [{{"name": "...", "arguments": {{...}}}}]}}
+To call some of them, answer with nothing but calls of this form: {form}
 Otherwise answer in plain text."""
 
 Message = Mapping[str, Any]
@@ -67,6 +67,8 @@ class ChatFormat:
 
     Attributes:
         tools: How it writes calls.
+        knows_tools: Whether it tells the model of tools; otherwise a system message does.
+        writes_calls: Whether it writes calls; otherwise they are text.
         tags: The text around its reasoning.
         may_reason: Whether its template knows of reasoning.
         frame: The marks around its content.
@@ -76,6 +78,8 @@ class ChatFormat:
     template: ChatTemplate | None
     tokenizer: Tokenizer | None
     tools: ToolFormat = field(init=False)
+    knows_tools: bool = field(init=False)
+    writes_calls: bool = field(init=False)
     tags: tuple[str, str] = field(init=False)
     may_reason: bool = field(init=False)
     frame: tuple[str, ...] = field(init=False)
@@ -84,8 +88,23 @@ class ChatFormat:
     def __attrs_post_init__(self) -> None:
         source = "" if self.template is None else self.template.source + self.template.tool_source + self._thought()
         self.tools, self.tags = learn(self._rendered), reasoning_tags(source)
+        self._ask_of_tools()
         self.may_reason, self.frame = self.tags[1] in source, frame_of(source)
         self.control = control_tokens(self.tokenizer, " ".join([*self.tools.texts, *self.tags, *self.frame]))
+
+    def _ask_of_tools(self) -> None:
+        """Find out what the template does with tools and calls."""
+        self.knows_tools = self.writes_calls = self.tools is not GENERIC
+        if self.template is None or self.tools is GENERIC:
+            return
+        name, question = probe_tools()[0]["function"]["name"], {"role": "user", "content": "?"}
+        tools = probe_tools() if "tools" in self.template.tool_source else None
+        call = {"id": f"functions.{name}:0", "type": "function", "function": {"name": name, "arguments": {}}}
+        with suppress(AuguryError):
+            told = self.template.render([question], tools=tools)
+            self.knows_tools = told != self.template.render([question])
+            called = self.template.render([question, {"role": "assistant", "tool_calls": [call]}, question], tools=tools)
+            self.writes_calls = called.count(name) > told.count(name)
 
     def _thought(self) -> str:
         """What the template writes for an answer with reasoning, whose marks it may put together; nothing where it refuses."""
@@ -138,10 +157,10 @@ class ChatFormat:
         told: list[Message] = [_for_template(message) for message in messages]
         if self.tools.has_ids:
             told = with_ids(told, lambda call, n: f"functions.{call['function']['name']}:{n}")
-        if self.tools is GENERIC:
-            told = [_as_text(message) for message in told]
-            told = _with_tools(described, told) if names else told
-        of_tools = list(tools or ()) if names and self.tools is not GENERIC else None
+        if not self.writes_calls:
+            told = [self._as_text(message) for message in told]
+        told = told if not names or self.knows_tools else _with_tools(described, self.tools, told)
+        of_tools = list(tools or ()) if names and self.knows_tools else None
         prompt = self.template.prompt(told, tools=of_tools, kwargs=kwargs, add_generation_prompt=add_generation_prompt)
         is_continued = told[-1].get("role") == "assistant"
         reasoned = reasoning_at(str(prompt), self.tags, is_continued=is_continued) if self.may_reason else "to come"
@@ -162,6 +181,16 @@ class ChatFormat:
             limits |= {"grammar": params.pop("grammar")} if "grammar" in params else {}
             params["constraint"] = {"reasoning-budget": limits}
         return ChatPlan(params, self, names, is_reasoning, None if reasoning == "none" else self.tags)
+
+    def _as_text(self, message: Message) -> dict[str, Any]:
+        """A message for a template that writes no calls: they are text, and so are results if it knows no tools."""
+        if message.get("role") == "tool" and self.tools is GENERIC:
+            return {"role": "user", "content": f"The function returned: {message.get('content') or ''}"}
+        if calls := message.get("tool_calls"):
+            made = self.tools.written([(call["function"]["name"], call["function"]["arguments"]) for call in calls])
+            others = {key: value for key, value in message.items() if key != "tool_calls"}
+            return {**others, "content": "\n".join(filter(None, (message.get("content"), made)))}
+        return dict(message)
 
     def _limits(self, budget: int, *, is_reasoning: bool) -> dict[str, Any] | None:
         """Options of the constraint that keeps reasoning to a budget; None where there is no reasoning."""
@@ -220,21 +249,10 @@ def _call_for_template(call: Any) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments_of(call)}}
 
 
-def _with_tools(described: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[Message]:
+def _with_tools(described: Sequence[Mapping[str, Any]], form: ToolFormat, messages: Sequence[Message]) -> list[Message]:
     """The conversation for a template that knows no tools: a system message describes them."""
-    text = _DESCRIPTION.format(tools="\n".join(json.dumps(each) for each in described))
+    example = form.written([("NAME", {"KEY": "VALUE"})])
+    text = _DESCRIPTION.format(tools="\n".join(json.dumps(each) for each in described), form=example)
     if messages[0]["role"] == "system":
         return [{**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{text}"}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
-
-
-def _as_text(message: Message) -> dict[str, Any]:
-    """A message for a template that knows no tools: calls and results are text."""
-    if message.get("role") == "tool":
-        return {"role": "user", "content": f"The function returned: {message.get('content')}"}
-    if calls := message.get("tool_calls"):
-        made = [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in calls]
-        said = [text for text in (message.get("content"), json.dumps({"tool_calls": made})) if text]
-        others = {key: value for key, value in message.items() if key != "tool_calls"}
-        return {**others, "content": "\n".join(said)}
-    return dict(message)

@@ -235,7 +235,24 @@ def test_reasoning_alone_is_a_message(name):
         "<assistant>Hm.<user>Q"
     )
     with pytest.raises(OptionError, match=r"messages\[0\]\['content'\] is NoneType, expected text"):
-        rendered(source, [{"role": "assistant", "content": None}, ASKED])
+        rendered(source, [{"role": "user", "content": None}, ASKED])
+
+
+@pytest.mark.parametrize("role", ["assistant", "tool"])
+@pytest.mark.parametrize("message", [{}, {"content": None}])
+def test_an_answer_of_nothing_is_an_empty_one(role, message):
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content.strip() }}{% endfor %}"
+    assert rendered(source, [ASKED, {"role": role, **message}, ASKED]).startswith(f"<user>Q<{role}><user>")
+
+
+def test_a_template_that_takes_no_text_beside_calls_at_the_end_alone_is_given_an_empty_one_before():
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if not loop.last %}{{ m.content.split('x')[-1] }}{% endif %}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    messages = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "a"}]
+    assert rendered(source, messages).endswith("<assistant>f{}<tool>")
 
 
 def test_a_template_is_asked_once(monkeypatch):

@@ -179,3 +179,15 @@ def test_a_call_that_some_model_has_written_wrong_is_no_dead_end(form, arguments
     ]
     body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS})
     assert "42" in written(form, [message.for_template() for message in body.messages])
+
+
+def test_what_other_servers_answered_is_taken_back():
+    content = [
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "tool_use", "id": "t", "name": "now", "input": {}, "caller": {"type": "direct"}},
+    ]
+    (called,) = CountRequest.model_validate({"messages": [{"role": "assistant", "content": content}]}).conversation()
+    assert (called["content"], called["tool_calls"][0]["function"]["name"]) == ("", "now")
+    messages = [{"role": "tool", "content": "noon", "name": "now"}]  # as Ollama's older clients write it
+    (answer,) = conversation(OllamaRequest.model_validate({"model": "m", "messages": messages}).messages)
+    assert answer["name"] == "now"

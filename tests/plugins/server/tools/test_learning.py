@@ -107,6 +107,16 @@ def test_a_required_call_has_the_template_s_own_form(learnt, name):
     assert AnswerParser(form, None).push(text)
 
 
+@writing
+def test_an_answer_that_is_cut_after_a_call_leaves_nothing_of_the_next_one(learnt, name):
+    template, form = learnt[name]
+    text = _answer(template, form, ({"city": "Rome"}, {"days": 3})[: form.n_most or 2])
+    for end in range(len(text)):
+        parser = AnswerParser(form, None, dict.fromkeys((NAME, OTHER), real_templates.PARAMETERS))
+        answer = collect(parser.push(text[:end]) + parser.flush())
+        assert not answer.calls or answer.content == "", text[:end]
+
+
 def _forced(form, properties, **more):
     """The grammar of a required call whose arguments have these schemas."""
     schema = {"type": "object", "properties": properties, "required": list(properties), **more}

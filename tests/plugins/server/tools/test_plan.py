@@ -245,9 +245,39 @@ def test_a_template_without_tools_is_told_of_them_in_a_system_message():
     assert briefed[0]["content"].startswith("Be short.\n\nYou may call")
 
 
+@pytest.mark.parametrize("name", ["granite", "described"])
+def test_calls_are_text_for_a_template_that_tells_of_tools_and_writes_no_calls(name):
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo", "days": 3}'}}
+    said = {"role": "assistant", "content": "Hear!", "tool_calls": [call, call]}
+    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text())
+    form = ChatFormat(template, None)
+    prompt = str(
+        form.plan([*ASKED, said, {"role": "tool", "tool_call_id": "1", "content": "sunny"}], tools=TOOLS).params["prompt"]
+    )
+    template.close()
+    text = prompt.partition("Hear!\n")[2].partition("sunny")[0]
+    parser = AnswerParser(form.tools, None, {"weather": {"type": "object", "properties": {"days": {"type": "integer"}}}})
+    assert [json.loads(each.arguments) for each in collect(parser.push(text) + parser.flush()).calls] == [
+        {"city": "Oslo", "days": 3}
+    ] * 2
+
+
+def test_a_template_that_writes_calls_and_tells_of_no_tools_is_told_of_them_in_its_own_form():
+    source = (TEMPLATES / "hermes.jinja").read_text()
+    source = source[source.index("{%- for m") :]
+    template = ChatTemplate(source)
+    plan = ChatFormat(template, None).plan(ASKED, tools=TOOLS)
+    template.close()
+    system, _, rest = str(plan.params["prompt"]).partition("Otherwise answer in plain text.")
+    assert json.dumps(WEATHER) in system
+    assert '<tool_call>\n{"name": "NAME", "arguments": {"KEY": "VALUE"}}\n</tool_call>' in system
+    assert "Hm?" in rest
+
+
 def test_arguments_reach_templates_as_mappings():
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
-    made = given(messages=[{"role": "assistant", "tool_calls": [call]}, *ASKED])["messages"][0]
+    source = (TEMPLATES / "hermes.jinja").read_text()
+    made = given(source, messages=[{"role": "assistant", "tool_calls": [call]}, *ASKED])["messages"][0]
     assert made["tool_calls"][0]["function"] == {"name": "now", "arguments": {"a": 1}}
 
 
