@@ -92,8 +92,13 @@ def _schema(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _object(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    schema = _with_names(_with_arrays(schema, root), root)
+    schema = _with_names(_with_arrays(_given(schema), root), root)
     return {keyword: _value(keyword, value, root) for keyword, value in schema.items() if not _is_idle(keyword, value, schema)}
+
+
+def _given(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema without keywords that are null, which is no value of any but these two."""
+    return {keyword: value for keyword, value in schema.items() if value is not None or keyword in ("const", "default")}
 
 
 def _with_arrays(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -132,7 +137,7 @@ def _with_names(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[s
     """A schema without `propertyNames`, where the names can be told in another way."""
     if not isinstance(names := schema.get("propertyNames"), Mapping):
         return schema
-    names, own, others = resolved(names, root), schema.get("properties") or {}, schema.get("additionalProperties", True)
+    names, own, others = _given(resolved(names, root)), schema.get("properties") or {}, schema.get("additionalProperties", True)
     rest = {keyword: value for keyword, value in schema.items() if keyword != "propertyNames"}
     if others is False or not _object(names, root).keys() - _OF_ANY_NAME:
         return rest
@@ -219,6 +224,8 @@ def _is_idle(keyword: str, value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a keyword asks for nothing."""
     if keyword == "format":
         return isinstance(value, str) and _SAME.get(value, value) not in _FORMATS
+    if keyword in ("contains", "minContains") and schema.get("minContains") == 0 and "maxContains" not in schema:
+        return True
     if keyword == "if":
         return "then" not in schema and "else" not in schema
     if keyword in _BESIDE:

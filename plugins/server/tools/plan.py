@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import define, field, frozen
 
-from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.log import get_logger
 from augury.plugins.server.tools.format import GENERIC, ToolFormat
 from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.learning import learn, probe_tools
@@ -109,8 +110,12 @@ class ChatFormat:
     def _thought(self) -> str:
         """What the template writes for an answer with reasoning, whose marks it may put together; nothing where it refuses."""
         answer = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm.", "reasoning": "Hm.", "thinking": "Hm."}
-        with suppress(AuguryError):
+        try:
             return self._rendered([{"role": "user", "content": "?"}, answer], tools=None, add_generation_prompt=False)
+        except CapacityError as error:
+            get_logger("augury.server").warning("the form of tool calls cannot be found out", reason=str(error))
+        except AuguryError:
+            pass
         return ""
 
     def _rendered(self, messages: Sequence[Message], *, tools: Any, add_generation_prompt: bool) -> str:

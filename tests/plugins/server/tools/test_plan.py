@@ -245,6 +245,13 @@ def test_a_template_without_tools_is_told_of_them_in_a_system_message():
     assert briefed[0]["content"].startswith("Be short.\n\nYou may call")
 
 
+def test_a_form_that_cannot_be_found_out_is_told_with_the_reason(monkeypatch, caplog):
+    template = ChatTemplate((TEMPLATES / "hermes.jinja").read_text())
+    monkeypatch.setattr(template._renderer, "render", lambda *_: (_ for _ in ()).throw(OSError("no more processes")))
+    assert ChatFormat(template, None).tools is FORMATS["generic"]
+    assert caplog.text.count("no more processes") == 1
+
+
 @pytest.mark.parametrize("name", ["granite", "described"])
 def test_calls_are_text_for_a_template_that_tells_of_tools_and_writes_no_calls(name):
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo", "days": 3}'}}
