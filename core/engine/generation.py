@@ -96,12 +96,16 @@ class Generation(ABC):
         return checked_tokens(ids, self._n_vocab, n_ctx=self._n_ctx)
 
     def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text, as a prompt has them.
+        """The token ids of a text, as a prompt has them; it may be longer than the context.
 
         Raises:
-            AuguryError: The model has no tokenizer, or the text is empty or does not fit into the context.
+            OptionError: It is no text.
+            UnsupportedError: The model has no tokenizer.
         """
-        ids: list[int] = self._tokens(text, None).tolist()
+        if not isinstance(text, str):
+            raise OptionError(f"text is {text!r:.80}, expected a str")
+        why = self._loader.no_tokenizer.get(self.config.get("model", ""))
+        ids: list[int] = prompt_ids(text, None, self.tokenizer, None, tools=None, kwargs=None, why=why)
         return ids
 
     def detokenize(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:

@@ -4,7 +4,7 @@ import pytest
 from support.toys import ScriptedDrafter, toy_engine
 from support.vocabularies import tokenizer
 
-from augury.errors import UnsupportedError
+from augury.errors import OptionError, UnsupportedError
 from augury.notebook import text_of
 from augury.types import Result, Summary, Token
 
@@ -33,10 +33,12 @@ def test_a_notebook_is_given_the_text_of_a_result_and_the_slots_of_an_engine():
 def test_an_engine_has_its_tokenizer_s_methods():
     spm = tokenizer("llama-spm")
     with toy_engine(tokenizer=spm) as engine:
-        engine._n_vocab = 32000  # of the tokenizer: no pass is made
         tokens = engine.tokenize("the sea")
         assert tokens == spm.encode("the sea")
         assert engine.detokenize(tokens) == "the sea"
         assert engine.detokenize([]) == ""
+        assert (engine.tokenize(""), len(engine.tokenize("sea " * 999)) > 999) == (engine.tokenize("the sea")[:1], True)
+        with pytest.raises(OptionError, match="text is 5, expected a str"):
+            engine.tokenize(5)
     with toy_engine() as engine, pytest.raises(UnsupportedError, match="no tokenizer"):
         engine.detokenize([1])
