@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CONTENTS = {
     "Use": [
         "docs/README",
+        "docs/install",
         "docs/guide",
         "docs/learn",
         "docs/library",
