@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
 
 from augury.plugins.server.errors import RequestError
@@ -10,6 +9,7 @@ from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import generation_settings
 from augury.plugins.server.models import AllModels
+from augury.plugins.server.openai.answer import BUILD
 from augury.plugins.server.server import Named, Server
 
 router = api_router()
@@ -22,7 +22,7 @@ def props(server: Named, models: AllModels) -> dict[str, Any]:
     return several | {
         "model_alias": server.name,
         "modalities": {"vision": False, "audio": False},
-        "build_info": f"b{metadata.version('augury')} (augury)",  # clients expect a b before the number
+        "build_info": BUILD,
         "endpoint_slots": server.options.shows_slots,
         "endpoint_props": server.options.takes_props,
         "endpoint_metrics": server.metrics is not None,

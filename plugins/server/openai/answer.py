@@ -17,7 +17,8 @@ from augury.plugins.server.timings import timings
 from augury.types import Result, Token, TokenLogprob
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's word for minus infinity, which JSON has none for
-_FINGERPRINT = f"augury-{metadata.version('augury')}"
+BUILD = f"b{metadata.version('augury')} (augury)"
+"""What answered, beginning with a b, as clients of llama.cpp expect."""
 
 
 class StreamOptions(Fields):
@@ -63,7 +64,7 @@ def head(server: Server, kind: str, prefix: str) -> dict[str, Any]:
         "object": kind,
         "created": int(time.time()),
         "model": server.options.names[0],
-        "system_fingerprint": _FINGERPRINT,
+        "system_fingerprint": BUILD,
     }
 
 

@@ -10,9 +10,11 @@ def answer(ai):
     return ai.completions.create(**ASKED)
 
 
-def test_a_text_goes_on(answer):
+def test_a_text_goes_on(answer, client):
     assert (answer.object, answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("text_completion", "length", 8)
     assert answer.timings["predicted_n"] == 8
+    assert answer.system_fingerprint == client.get("/props").json()["build_info"]
+    assert answer.system_fingerprint[0] == "b"
 
 
 def test_a_stream_says_the_same(ai, answer):
