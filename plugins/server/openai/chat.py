@@ -235,17 +235,13 @@ async def _events(
         if isinstance(piece, PromptProgress):
             yield event(chunk(index, {}) | figures)
             continue
-        first: dict[str, Any] = {}
         if index not in readers:
             readers[index] = AnswerReader(plan)
-            first = {"role": "assistant", "content": None}
+            yield event(chunk(index, {"role": "assistant", "content": None}))
         added = readers[index].read(piece)
         has_calls[index] |= any(delta.call is not None for delta in added)
-        found = [_delta(delta) for delta in added]
         more = {} if isinstance(piece, Result) else _more(body, server, piece)
-        if first or (more and not found):
-            found[:1] = [first | (found[0] if found else {})]
-        for number, delta in enumerate(found):
+        for number, delta in enumerate([_delta(each) for each in added] or [{}] * bool(more)):
             yield event(chunk(index, delta, **(more if number == 0 else {})) | figures)
         if isinstance(piece, Result):
             results[index] = piece

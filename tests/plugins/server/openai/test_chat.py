@@ -43,7 +43,8 @@ def test_a_stream_says_the_same_and_ends_with_timings_and_usage(ai, answer):
     chunks = list(ai.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True}))
     assert text_of(chunks) == answer.choices[0].message.content
     assert len({chunk.id for chunk in chunks}) == 1
-    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [(each.choices[0].delta.role, each.choices[0].delta.content) for each in chunks[:1]] == [("assistant", None)]
+    assert {each.choices[0].delta.role for each in chunks[1:-1]} == {None}
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
     assert chunks[-2].timings["predicted_n"] == 16
     assert chunks[-1].choices == []
@@ -79,6 +80,7 @@ def test_streams_tell_llama_cpps_progress_and_timings(client, path):
     progress = [each["prompt_progress"] for each in told if "prompt_progress" in each]
     assert progress[0]["processed"] == 0 < progress[-1]["processed"] == progress[-1]["total"]
     timed = [each["timings"] for each in told if "timings" in each and each["timings"]["predicted_n"]]
+    assert "chat" not in path or "timings" not in next(each for each in told if "prompt_progress" not in each)  # who speaks
     assert timed[0]["predicted_n"] < timed[-1]["predicted_n"]
     assert {each["prompt_n"] for each in timed} == {progress[-1]["total"]}
 
@@ -170,8 +172,8 @@ def test_sampling_fields_reach_the_engine(ai, answer):
     stopped = ai.chat.completions.create(**ASKED, stop=[content[5:8]]).choices[0]
     assert (stopped.message.content, stopped.finish_reason) == (content[:5], "stop")
     first = ai.chat.completions.create(**ASKED, logprobs=True).choices[0].logprobs.content[0]
-    tokens = ai.chat.completions.create(**ASKED, stream=True, extra_body={"return_draft_origin": True})
-    token = next(iter(tokens)).choices[0].draft_origin[0]["token"]
+    _, begun, *_ = ai.chat.completions.create(**ASKED, stream=True, extra_body={"return_draft_origin": True})
+    token = begun.choices[0].draft_origin[0]["token"]
     biased = ai.chat.completions.create(**ASKED, logit_bias={str(token): -100}, logprobs=True)
     assert biased.choices[0].logprobs.content[0].token != first.token
     penalised = ai.chat.completions.create(**ASKED | {"frequency_penalty": 2.0, "presence_penalty": 2.0})
