@@ -186,7 +186,7 @@ def test_so_is_that_of_requests_that_share_go_on_end_and_fail(drafter, tmp_path,
     assert after.stats.n_drafted > 0 or "planted" not in caplog.text
 
 
-@pytest.mark.sample(1, rest=36)
+@pytest.mark.sample(1, rest=24)
 @pytest.mark.parametrize(  # threads that wait for each other's Python cost as much as all the rest
     ("name", "drafter", "threads"),
     list(zip(ORACLES, itertools.cycle(sorted(SPECS)), itertools.cycle([1, 1, 2, 1, 1]), strict=False)),

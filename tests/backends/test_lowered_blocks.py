@@ -34,7 +34,7 @@ def assert_functions_agree(name, monkeypatch):
     assert nmse(lowered, rows_of("reference", file, plan)) < 1e-12
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", ORACLES)
 def test_operations_compute_what_the_function_of_the_block_does(name, monkeypatch):
     assert_functions_agree(name, monkeypatch)
@@ -84,7 +84,7 @@ class Activated(Block):
 CONSTANTS = {Activation.SITU: (4.0, 8.0), Activation.XIELU: (0.8, 0.8, 0.5, -1e-6)}
 
 
-@pytest.mark.sample(10)  # each is a kernel to compile
+@pytest.mark.sample(10, rest=30)  # each is a kernel to compile
 @pytest.mark.parametrize("is_apart", [True, False])
 @pytest.mark.parametrize("limit", [None, 0.25])
 @pytest.mark.parametrize("is_gated", [True, False])

@@ -72,7 +72,7 @@ def poison(engine, trouble, is_sick):
     model.logits = logits
 
 
-@pytest.mark.sample(28, rest=40)
+@pytest.mark.sample(28)
 @pytest.mark.parametrize(("way", "verify"), [*((way, "match") for way in WAYS), ("sampled", "rejection")])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("trouble", TROUBLES)
