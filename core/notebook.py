@@ -1,34 +1,25 @@
-"""What Jupyter shows of results and engines, as HTML."""
+"""Parts of HTML, for what notebooks show of results and engines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from augury.engine.stats import EngineStats
-    from augury.types import Result
 
 _COLOURS = ("#2e7d32", "#00838f", "#8e24aa", "#ef6c00", "#1565c0")  # readable on light and on dark
 
 
-def text_of(result: Result) -> str:
-    """A result's text, with drafted tokens in the colour of their drafter; without a tokenizer the tokens' ids."""
-    drafters = dict.fromkeys(piece.drafter for piece in result.pieces if piece.drafter is not None)
-    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(drafters)}
-    told = [(piece.text if result.text else f"{piece.token} ", piece.drafter) for piece in result.pieces]
-    text = "".join(_coloured(text, colours.get(name or "")) for text, name in told)
+def coloured_text(pieces: Sequence[tuple[str, str | None]], below: str) -> str:
+    """Pieces of text, each in the colour of whoever is named beside it, over a line that `below` begins and a legend ends."""
+    names = dict.fromkeys(name for _, name in pieces if name is not None)
+    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
+    text = "".join(_coloured(text, colours.get(name or "")) for text, name in pieces)
     legend = ", ".join(_coloured(name, colour) for name, colour in colours.items())
-    figures = f"{len(result.tokens)} tokens, {result.stats.n_accepted} of them drafted, {result.finish_reason}"
-    return f'<pre style="white-space: pre-wrap">{text}</pre><small>{figures}{legend and ": "}{legend}</small>'
+    return f'<pre style="white-space: pre-wrap">{text}</pre><small>{escape(below)}{legend and ": "}{legend}</small>'
 
 
-def slots_of(title: str, stats: EngineStats) -> str:
-    """An engine's name and a table of its slots."""
-    head = _row("th", ("slot", "state", "request", "prompt", "held", "written"))
-    rows = [_row("td", (slot.slot, slot.state, slot.id, slot.n_prompt, slot.n_held, slot.n_emitted)) for slot in stats.slots]
-    return f"<code>{escape(title)}</code><table>{head}{''.join(rows)}</table>"
+def table(title: str, head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table under a title."""
+    return f"<code>{escape(title)}</code><table>{_row('th', head)}{''.join(_row('td', row) for row in rows)}</table>"
 
 
 def _coloured(text: str, colour: str | None) -> str:

@@ -57,6 +57,7 @@ from augury.options import (
 )
 from augury.plugins.constraints.schema import demands as demands, resolved as resolved
 from augury.plugins.memory.contiguous import Contiguous as Contiguous
+from augury.rank_head import RankHead as RankHead
 from augury.registry import Registry as Registry
 from augury.sampling import SAMPLER_LETTERS as SAMPLER_LETTERS, sampling_options as sampling_options
 from augury.slot_states import SlotStates as SlotStates, join_parts as join_parts, split_parts as split_parts

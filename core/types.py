@@ -373,9 +373,11 @@ class Result:
         return tuple(piece.logprob for piece in self.pieces if piece.logprob is not None)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from augury.notebook import text_of
+        from augury.notebook import coloured_text
 
-        return {"text/plain": repr(self), "text/html": text_of(self)}
+        pieces = [(piece.text if self.text else f"{piece.token} ", piece.drafter) for piece in self.pieces]
+        below = f"{len(self.tokens)} tokens, {self.stats.n_accepted} of them drafted, {self.finish_reason}"
+        return {"text/plain": repr(self), "text/html": coloured_text(pieces, below)}
 
 
 @frozen

@@ -277,9 +277,12 @@ class Engine(Receipts, Evaluations):
         return f"Engine({', '.join(f'{name}={self.config[name]!r}' for name in names if name in self.config)})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from augury.notebook import slots_of
+        from augury.notebook import table
 
-        return {"text/plain": repr(self), "text/html": slots_of(repr(self), self.stats())}
+        shown = ("slot", "state", "id", "n_prompt", "n_held", "n_emitted")
+        rows = [[getattr(slot, name) for name in shown] for slot in self.stats().slots]
+        head = ("slot", "state", "request", "prompt", "held", "written")
+        return {"text/plain": repr(self), "text/html": table(repr(self), head, rows)}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an engine cannot be pickled or copied; load it in the process that uses it")

@@ -5,13 +5,12 @@ from support.toys import ScriptedDrafter, toy_engine
 from support.vocabularies import tokenizer
 
 from augury.errors import OptionError, UnsupportedError
-from augury.notebook import text_of
 from augury.types import Result, Summary, Token
 
 
 def test_a_result_is_its_text_with_each_drafter_s_tokens_in_a_colour():
     pieces = (Token(1, "a<b"), Token(2, " c", drafter="suffix"), Token(3, "&", drafter="recycle"))
-    shown = text_of(Result((1, 2, 3), "a<b c&", "length", Summary(n_accepted=2), pieces))
+    shown = Result((1, 2, 3), "a<b c&", "length", Summary(n_accepted=2), pieces)._repr_mimebundle_()["text/html"]
     assert shown.startswith(
         '<pre style="white-space: pre-wrap">a&lt;b<span style="color: #2e7d32"> c</span><span style="color: #'
     )
