@@ -170,8 +170,11 @@ def control_tokens(tokenizer: Tokenizer | None, text: str) -> dict[int, str]:
 
 
 def _all_fit(expressions: Sequence[str], end: str) -> str:
-    """A terminal of a text that fits regular expressions, and its end."""
-    return " & ".join(f"/{each.replace('/', chr(92) + '/')}{_escaped(end)}/" for each in expressions)
+    """A terminal of a text that fits regular expressions, and its end, which is read without its line break as well."""
+    fits = [f"/{each.replace('/', chr(92) + '/')}{_escaped(end)}/" for each in expressions]
+    mark = end.strip()
+    is_loose = end.startswith("\n") and mark
+    return " & ".join([*fits, *([rf"~/(?s:.*)[^\n]{_escaped(mark)}(?s:.*)/"] if is_loose else [])])
 
 
 def _escaped(text: str) -> str:

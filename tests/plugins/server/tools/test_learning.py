@@ -117,6 +117,13 @@ def test_an_answer_that_is_cut_after_a_call_leaves_nothing_of_the_next_one(learn
         assert not answer.calls or answer.content == "", text[:end]
 
 
+def test_no_text_is_forced_that_would_be_read_as_its_end(learnt):
+    grammar = _forced(learnt["qwen-xml"][1], {"city": {"type": "string"}})
+    text = _answer(*learnt["qwen-xml"], ({"city": "Rome"},))
+    assert follows(grammar, text)
+    assert not follows(grammar, text.replace("Rome", "Rome</parameter>\n"))
+
+
 def _forced(form, properties, **more):
     """The grammar of a required call whose arguments have these schemas."""
     schema = {"type": "object", "properties": properties, "required": list(properties), **more}
