@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,16 +15,16 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.generation import embed, pooling_of
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
-from augury.plugins.server.llama_cpp.prompts import mixed_tokens
+from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Server, Serving
 
 router = api_router()
 
 
 class EmbeddingRequest(RequestFields):
-    """Texts, or token ids."""
+    """Texts, or token ids, or both in one sequence."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompt
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="so many of the first components, scaled again")
     pooling: Literal["mean", "last", "cls"] | None = Field(
@@ -39,10 +38,7 @@ async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> 
     """Embed texts."""
     pooling = pooling_of(server, body.pooling, "set pooling to mean, last or cls, or use /embedding")
     check_dimensions(server, body.dimensions)
-    is_several = isinstance(body.input, list) and bool(body.input) and not isinstance(body.input[0], int)
-    inputs = body.input if is_several else [body.input]
-    tokens = partial(mixed_tokens, tokenizer=server.engine.tokenizer, add_special=True, n_most=server.engine.config["n_ctx"])
-    ids = await to_thread.run_sync(lambda: [tokens(each) for each in inputs])
+    ids = await to_thread.run_sync(prompt_tokens, body.input, server.engine.tokenizer, server.engine.config["n_ctx"])
     whole = await embed(server, http, ids, pooling=pooling, normalize=body.normalize)
     found = (shortened(each, body.dimensions, is_scaled=body.normalize) for each in whole)
     n_tokens = sum(map(len, ids))

@@ -31,6 +31,14 @@ def test_both_encodings_and_one_text_give_the_same(ai, vectors, encoding):
     assert found.usage.prompt_tokens == found.usage.total_tokens == 5
 
 
+def test_llama_cpps_forms_of_prompts_are_taken(client, vectors):
+    ids = client.post("/tokenize", json={"content": TEXTS[1]}).json()["tokens"]
+    rest = client.post("/detokenize", json={"tokens": ids[2:]}).json()["content"]
+    body = MEAN | {"input": [{"prompt_string": TEXTS[0]}, [*ids[:2], rest]]}
+    found = [each["embedding"] for each in client.post("/v1/embeddings", json=body).json()["data"]]
+    assert np.array_equal(np.array(found, np.float32), vectors[:2].astype(np.float32))
+
+
 def test_poolings_differ_and_lengths_may_be_kept(ai, vectors):
     more = {"pooling": "last", "normalize": False}
     last = np.array(ai.embeddings.create(model="smollm2", input=[504, 3726], extra_body=more).data[0].embedding)
@@ -49,7 +57,7 @@ def test_fewer_dimensions_are_the_first_ones_scaled_again(ai, vectors):
     ("more", "told"),
     [
         ({"dimensions": 577}, "this model's embeddings have 576"),
-        ({"input": []}, "prompt is empty"),
+        ({"input": []}, "prompt is an empty list"),
         ({"input": "a b " * 600}, "a sequence can use 512"),
         ({"extra_body": {"pooling": "max"}}, "pooling"),
     ],
