@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from augury.cli import chat, completion, inspect, perplexity, plugins, pull, run, search, stored, verify
+from augury.cli import chat, completion, evaluate, inspect, perplexity, plugins, pull, run, search, stored, verify
 from augury.cli.parser import Parser
 from augury.errors import AuguryError
 from augury.log import LINE
@@ -32,7 +32,7 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"augury {metadata.version('augury')}")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for command in (run, chat, perplexity, verify):
+    for command in (run, chat, perplexity, evaluate, verify):
         command.add_parser(subparsers, registry, argv)
     plugins.add_parser(subparsers, registry)
     pull.add_parser(subparsers, registry)

@@ -1,0 +1,143 @@
+"""`augury eval`: how many questions of a file a model answers, counted as lm-evaluation-harness counts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import asdict, frozen
+
+from augury.cli.model_flags import add_model_flags, load_engine
+from augury.cli.parser import count
+from augury.cli.progress import ProgressDisplay
+from augury.cli.report import print_json, print_lines
+from augury.cli.text_file import read_text
+from augury.errors import AuguryError
+from augury.registry import Registry
+
+if TYPE_CHECKING:
+    from augury.engine.engine import Engine
+
+
+@frozen
+class Question:
+    """A prompt, and its answer: the place of the right choice, or without choices the text itself."""
+
+    prompt: str
+    answer: Any
+    choices: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, line: str, where: str) -> Question:
+        """The question in a line of JSON.
+
+        Raises:
+            AuguryError: It is none.
+        """
+        try:
+            found = json.loads(line)
+            question = cls(**found)
+        except (ValueError, RecursionError, TypeError):
+            raise AuguryError(
+                f'{where}: expected an object with "prompt", "answer" and, for multiple choice, "choices"'
+            ) from None
+        prompt, answer, choices = question.prompt, question.answer, question.choices
+        is_right = isinstance(choices, list) and all(isinstance(each, str) and each for each in choices)
+        if "choices" in found and not (is_right and type(answer) is int and 0 <= answer < len(choices)):
+            raise AuguryError(f"{where}: expected choices that are texts, and as answer the place of the right one, from 0 on")
+        if not isinstance(prompt, str) or not prompt or not ("choices" in found or isinstance(answer, str)):
+            raise AuguryError(f"{where}: expected a prompt and an answer that are texts")
+        return question
+
+
+@frozen
+class Rate:
+    """The share of questions that are answered rightly, and its standard error."""
+
+    value: float
+    error: float | None  # None: a single question has none
+    n: int
+
+    @classmethod
+    def of(cls, right: Sequence[bool]) -> Rate:
+        """From each question's outcome."""
+        n = len(right)
+        return cls(float(np.mean(right)), float(np.std(right, ddof=1)) / math.sqrt(n) if n > 1 else None, n)
+
+    def __str__(self) -> str:
+        error = "" if self.error is None else f" ± {self.error:.4f}"
+        return f"{self.value:.4f}{error} ({self.n} question{'s' * (self.n > 1)})"
+
+
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "eval",
+        help="count the questions of a file that a model answers",
+        description="Count the questions that a model answers, as lm-evaluation-harness does. A line of the file is "
+        '{"prompt", "choices", "answer": 0}: the choice that is most probable after the prompt and a space is taken (acc), and '
+        'the most probable one by byte (acc_norm); or {"prompt", "answer": "TEXT"}: the line that is generated after the '
+        "prompt has to be this text (exact_match).",
+    )
+    parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="questions, as JSON lines")
+    parser.add_argument(
+        "-n", "--n-predict", type=count(least=1), default=64, metavar="N", help="tokens of an answer (default: 64)"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    add_model_flags(parser, registry, argv, n_slots=4, has_drafters=False)
+    parser.set_defaults(run=_run)
+    parser.show_first("-f -n --json -m -c -np -t -ngl", words=("model",))
+
+
+def _run(args: argparse.Namespace) -> int:
+    lines = [(i, line) for i, line in enumerate(read_text(args.file).split("\n"), start=1) if line.strip()]
+    questions = [Question.of(line, f"{args.file}:{i}") for i, line in lines]
+    if not questions:
+        raise AuguryError(f"{args.file}: empty, expected a question in each line")
+    right: dict[str, list[bool]] = {}
+    with load_engine(args, (), None) as engine, ProgressDisplay() as progress:
+        for done, outcome in enumerate(outcomes(engine, questions, args.n_predict), start=1):
+            for name, is_right in outcome.items():
+                right.setdefault(name, []).append(is_right)
+            progress("questions", done, len(questions))
+    rates = {name: Rate.of(found) for name, found in right.items()}
+    if args.json:
+        print_json({"model": str(engine.config["model"]), **{name: asdict(rate) for name, rate in rates.items()}})
+    else:
+        print_lines(f"{name} {rate}" for name, rate in rates.items())
+    return 0
+
+
+def outcomes(engine: Engine, questions: Sequence[Question], max_tokens: int) -> Iterator[dict[str, bool]]:
+    """Yield by metric whether a question is answered rightly, first of all with choices."""
+    for question in questions:
+        if question.choices:
+            totals = log_likelihoods(engine, question.prompt, question.choices)
+            n_bytes = [len(choice.encode()) for choice in question.choices]
+            yield {
+                "acc": int(np.argmax(totals)) == question.answer,
+                "acc_norm": int(np.argmax(totals / n_bytes)) == question.answer,
+            }
+    written = [question for question in questions if not question.choices]
+    for start in range(0, len(written), n_at_once := engine.config["n_slots"]):
+        asked = written[start : start + n_at_once]
+        answers = engine.generate([each.prompt for each in asked], max_tokens=max_tokens, temperature=0.0, stop=["\n"])
+        yield from (
+            {"exact_match": answer.text.strip() == each.answer.strip()} for each, answer in zip(asked, answers, strict=True)
+        )
+
+
+def log_likelihoods(engine: Engine, prompt: str, choices: Sequence[str]) -> np.ndarray:
+    """The log-likelihood of each choice after a prompt and a space, (n,) float64.
+
+    The prompt's tokens are those that it has alone, and blanks at its end are the choices', as in lm-evaluation-harness.
+    """
+    begun = prompt.rstrip()
+    first = max(len(engine.tokenize(begun)), 1)
+    texts = [engine.tokenize(f"{prompt} {choice}") for choice in choices]
+    return np.array([logprobs.sum() for logprobs in engine.logprobs(texts, first=first)])
