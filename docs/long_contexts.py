@@ -1,0 +1,55 @@
+# ruff: noqa: INP001, T201 - a script, not a module
+"""How a head drafts after more and more text: python docs/long_contexts.py MODEL HEAD TEXT [TEXT ...].
+
+At the same places of the texts the model goes on greedily, with so many tokens before it, and the head drafts three tokens in
+every round. The table says how many of them are accepted on average, and how long a draft takes. docs/benchmarks.md, "Heads
+after long texts", has what came of it. `-w N` sets `--spec-draft-window`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from augury import Engine
+from augury.types import DrafterStats
+
+CONTEXTS, N_DRAFTED = (128, 256, 512, 1024, 2048, 4000, 7000, 16000), 3
+
+
+def main() -> None:
+    """Print a row for each length."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("head")
+    parser.add_argument("texts", nargs="+", type=Path)
+    parser.add_argument("-w", "--window", type=int)
+    parser.add_argument("-n", "--written", type=int, default=64, help="tokens that are written at each place")
+    parser.add_argument("--places", type=int, default=2, help="of each text")
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
+    args = parser.parse_args()
+    options = {"spec_type": "draft-eagle3", "draft_model": args.head, "spec_fixed": True, "draft_max": N_DRAFTED}
+    if args.window is not None:
+        options["spec_type"] = f"draft-eagle3:window={args.window}"
+    with Engine.load(args.model, n_ctx=max(args.contexts) + args.written + N_DRAFTED, **options) as engine:
+        assert engine.tokenizer is not None
+        found: dict[int, list[DrafterStats]] = {n: [] for n in args.contexts}
+        for path in args.texts:
+            text = engine.tokenizer.encode(path.read_text())
+            for place in np.linspace(max(args.contexts), len(text), args.places + 1).astype(int)[:-1].tolist():
+                for n, stats in found.items():
+                    made = engine.generate(
+                        text[place - n : place], max_tokens=args.written, temperature=0.0, ignore_eos=True, cache_prompt=False
+                    )
+                    stats.append(made.stats.drafters["draft-eagle3"])
+    print("| tokens before | accepted a round | a draft takes |\n|---|---|---|")
+    for n, stats in found.items():
+        n_rounds = sum(each.used for each in stats)
+        accepted, seconds = sum(each.accepted for each in stats), sum(each.draft_s for each in stats)
+        print(f"| {n} | {accepted / n_rounds:.2f} | {1e3 * seconds / n_rounds:.1f} ms |")
+
+
+if __name__ == "__main__":
+    main()
