@@ -60,7 +60,9 @@ function showThread() {
     view.place(versions.indexOf(view.message), versions.length);
     view.update();
   }
-  $("thread").replaceChildren(...elements.map((view) => view.element));
+  const shown = $("thread").children;
+  if (shown.length !== elements.length || elements.some((view, i) => view.element !== shown[i]))
+    $("thread").replaceChildren(...elements.map((view) => view.element));
   $("welcome").hidden = messages.length > 0;
   $("title").textContent = current.title || "New conversation";
   document.title = current.title ? `${current.title} – augury` : "augury";

@@ -83,7 +83,7 @@ function ending(message, answer, act) {
 /** One message. `update` shows its present state, `place` where it stands among its versions. */
 export class MessageView {
   constructor(message, { act, colourOf, plain }) {
-    Object.assign(this, { message, act, colourOf, plain });
+    Object.assign(this, { message, act, colourOf, plain, shown: {} });
     this.tools = make("footer");
     this.element = make("article", { class: message.role, "data-id": message.id });
     if (message.role === "user") this.element.append(make("p", { class: "bubble", dir: "auto" }, message.content), this.tools);
@@ -104,10 +104,9 @@ export class MessageView {
     if (message.plain) this.plainView.update(message.plain);
     const isBusy = [message.answer, message.plain].some((each) => each && isRunning(each));
     this.element.setAttribute("aria-busy", isBusy);
-    const fresh = document.createDocumentFragment();
     const failed = [message.plain, message.answer].find((each) => each?.status === "failed") ?? message.answer;
-    fresh.append(ending(message, failed, act) || "");
-    this.ending.replaceChildren(...fresh.childNodes);
+    const { status, error, finish, needsKey, text } = failed;
+    if (this.isNew("ending", status, error, finish, needsKey, Boolean(text))) this.ending.replaceChildren(ending(message, failed, act) || "");
     if (message.plain) this.verdict.replaceChildren(...verdictOn(message));
     this.chip.hidden = !message.answer.nTokens;
     this.chip.replaceChildren(this.summary());
@@ -126,9 +125,17 @@ export class MessageView {
     return (isShort && figures.length > 2 ? figures.slice(1, 3) : figures).join(" · ");
   }
 
+  /** Whether something is not shown like this: a button that is made anew while it is pressed would not be heard of. */
+  isNew(what, ...state) {
+    const before = this.shown[what];
+    this.shown[what] = JSON.stringify(state);
+    return this.shown[what] !== before;
+  }
+
   /** Buttons, for the message's place among its versions. */
   place(index, n) {
     const { message, act } = this;
+    if (!this.isNew("place", index, n)) return;
     const versions = n > 1 && make("span", { class: "versions" },
       button("left", "Earlier version", () => act("version", message, -1), { disabled: index === 0 }),
       `${index + 1} / ${n}`,
