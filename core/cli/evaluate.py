@@ -81,7 +81,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         help="count the questions of a file that a model answers",
         description="Count the questions that a model answers, as lm-evaluation-harness does. A line of the file is "
         '{"prompt", "choices", "answer": 0}: the choice that is most probable after the prompt and a space is taken (acc), and '
-        'the most probable one by byte (acc_norm); or {"prompt", "answer": "TEXT"}: the line that is generated after the '
+        'the most probable one by letter (acc_norm); or {"prompt", "answer": "TEXT"}: the line that is generated after the '
         "prompt has to be this text (exact_match).",
     )
     parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="questions, as JSON lines")
@@ -118,13 +118,13 @@ def outcomes(engine: Engine, questions: Sequence[Question], max_tokens: int) -> 
     for question in questions:
         if question.choices:
             totals = log_likelihoods(engine, question.prompt, question.choices)
-            n_bytes = [len(choice.encode()) for choice in question.choices]
+            lengths = [len(choice) for choice in question.choices]
             yield {
                 "acc": int(np.argmax(totals)) == question.answer,
-                "acc_norm": int(np.argmax(totals / n_bytes)) == question.answer,
+                "acc_norm": int(np.argmax(totals / lengths)) == question.answer,
             }
-    written = [question for question in questions if not question.choices]
-    for start in range(0, len(written), n_at_once := engine.config["n_slots"]):
+    written, n_at_once = [question for question in questions if not question.choices], engine.config["n_slots"]
+    for start in range(0, len(written), n_at_once):
         asked = written[start : start + n_at_once]
         answers = engine.generate([each.prompt for each in asked], max_tokens=max_tokens, temperature=0.0, stop=["\n"])
         yield from (

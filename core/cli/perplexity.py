@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -45,7 +46,8 @@ def _run(args: argparse.Namespace) -> int:
         seconds, n_read = perf_counter() - start, found.n_windows * window
         name = engine.config["model"]
     if args.json:
-        print_json({"model": name, "window": window, **attrs.asdict(found), "seconds": seconds})
+        error = found.error if math.isfinite(found.error) else None  # of a single token, which has none
+        print_json({"model": name, "window": window, **attrs.asdict(found), "error": error, "seconds": seconds})
     else:
         print_lines([f"perplexity {found.value:.4f} ± {found.error:.4f}"])
         say(_line(found, window, n_read / seconds))

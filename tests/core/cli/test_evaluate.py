@@ -34,9 +34,11 @@ def test_a_choice_has_the_log_probabilities_of_its_tokens_after_the_prompt_and_a
         assert total == pytest.approx(sum(token.logprob for token in tokens[n_prompt:]), abs=1e-12)
 
 
-def test_acc_takes_the_most_probable_choice_and_acc_norm_that_by_byte(engine, monkeypatch):
+def test_acc_takes_the_most_probable_choice_and_acc_norm_that_by_letter(engine, monkeypatch):
     monkeypatch.setattr("augury.cli.evaluate.log_likelihoods", lambda *_: np.array([-2.0, -3.0]))
-    questions = [Question("a", answer, ["é", "four"]) for answer in (0, 1)]  # 2 bytes and 4: -1 and -0.75 by byte
+    questions = [
+        Question("a", answer, ["né", "four"]) for answer in (0, 1)
+    ]  # 2 letters, 3 bytes, and 4: -1 and -0.75 by letter
     assert list(outcomes(engine, questions, 1)) == [{"acc": True, "acc_norm": False}, {"acc": False, "acc_norm": True}]
 
 
