@@ -27,6 +27,7 @@ CONTENTS = {
     "Use": [
         "docs/README",
         "docs/install",
+        "docs/coming-from",
         "docs/guide",
         "docs/learn",
         "docs/library",
