@@ -161,7 +161,6 @@ def test_backends_agree_on_blocks_far_into_a_text(name, cache_type, most):
 
 @pytest.mark.parametrize("name", ["dflash-llama-swa", "dflash2-qwen3"])
 def test_a_slot_s_block_stays_in_one_pass_whatever_else_is_computed(name, monkeypatch):
-    monkeypatch.setattr("augury.backends.numba_cpu.passes.MAX_TOKENS", 10)
     monkeypatch.setattr("augury.backends.numba_cpu.model.MAX_TOKENS", 10)
     file, kind = opened(name), REGISTRY.backends["numba-cpu"]
     model = kind(kind.options_class()).load(file, plan_of(file, REGISTRY), OPTIONS, Progress())

@@ -18,7 +18,7 @@ from support.commands import here, run
 from support.servers import serving
 
 from augury.errors import AuguryError
-from augury.plugins.server import command
+from augury.plugins.server import libraries
 from augury.plugins.server.app import make_app
 from augury.plugins.server.models import Models
 from augury.plugins.server.server import Server, ServerOptions
@@ -355,7 +355,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys):
 
 
 def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "uvicorn" else name)
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "uvicorn" else name)
     code, _, err = run(capsys, "serve", *here())
     assert (code, err.count("\n")) == (1, 1)
     assert "the server needs uvicorn, not installed here; install the extra: pip install 'augury[server]'" in err
