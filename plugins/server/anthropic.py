@@ -20,7 +20,7 @@ from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import stop_type
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import timings
+from augury.plugins.server.timings import end_figures
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.plugins.server.tools.delta import collect
 from augury.types import Result
@@ -234,7 +234,7 @@ async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any
         content.append({"type": "text", "text": answer.content})
     content += [_tool_use(call.name, _arguments(call.arguments)) for call in answer.calls]
     end = _end(result, server, stops, has_calls=bool(answer.calls))
-    return begun | {"content": content} | end | {"usage": _usage(result), "timings": timings(result.stats)}
+    return begun | {"content": content} | end | {"usage": _usage(result)} | end_figures([result])
 
 
 @router.post("/v1/messages/count_tokens")
@@ -263,7 +263,7 @@ async def _events(
             for each in blocks.end():
                 yield each
             end = _end(piece, server, stops, has_calls=blocks.has_calls)
-            yield _event("message_delta", delta=end, usage=_usage(piece), timings=timings(piece.stats))
+            yield _event("message_delta", delta=end, usage=_usage(piece), **end_figures([piece]))
             yield _event("message_stop")
 
 

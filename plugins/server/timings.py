@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,14 @@ def timings(summary: Summary) -> dict[str, Any]:
         },
         "effective": summary.effective,
     }
+
+
+def end_figures(results: Sequence[Result]) -> dict[str, Any]:
+    """The `timings` of an answer, or a list for several, and so the `receipt` where one was asked for."""
+    found: dict[str, list[Any]] = {"timings": [timings(result.stats) for result in results]}
+    if any(result.receipt is not None for result in results):
+        found["receipt"] = [None if result.receipt is None else result.receipt.as_json() for result in results]
+    return {name: each[0] if len(each) == 1 else each for name, each in found.items()}
 
 
 class StreamTimings:

@@ -21,7 +21,7 @@ from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import counted, timings
+from augury.plugins.server.timings import counted, end_figures
 from augury.sampling import SamplingParams
 from augury.text.tokenizer import Tokenizer
 from augury.types import Result, Token, TokenLogprob
@@ -131,7 +131,7 @@ def _final(body: CompletionFields, server: Server, settings: dict[str, Any], ind
         "stop_type": kind,
         "stopping_word": word,
         "tokens_cached": stats.n_prompt + stats.n_emitted - 1,
-        "timings": timings(stats),
+        **end_figures([result]),
     }
     if is_read and body.n_probs:
         found["completion_probabilities"] = (_probabilities(token, body) for token in result.pieces)

@@ -177,6 +177,7 @@ class Clock:
             "prompt_eval_duration": int(times.prompt_s * 1e9),
             "eval_count": stats.n_emitted,
             "eval_duration": int(times.predict_s * 1e9),
+            **({} if result.receipt is None else {"receipt": result.receipt.as_json()}),
         }
 
 

@@ -13,7 +13,6 @@ from pydantic import AliasChoices, Field
 from augury.engine.stats import PromptToken
 from augury.plugins.server.fields import EngineFields, Fields
 from augury.plugins.server.server import Server
-from augury.plugins.server.timings import timings
 from augury.types import Result, Token, TokenLogprob
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's word for minus infinity, which JSON has none for
@@ -71,12 +70,6 @@ def head(server: Server, kind: str, prefix: str) -> dict[str, Any]:
 def finish_reason(result: Result, *, has_calls: bool = False) -> str:
     """Why an answer ended; a full context is a limit, too."""
     return "length" if result.finish_reason != "stop" else "tool_calls" if has_calls else "stop"
-
-
-def timings_of(results: Sequence[Result]) -> dict[str, Any] | list[dict[str, Any]]:
-    """The timings of one answer, or a list for several."""
-    found = [timings(result.stats) for result in results]
-    return found[0] if len(found) == 1 else found
 
 
 def usage(results: Sequence[Result], n: int, n_reasoning: int = 0) -> dict[str, Any]:

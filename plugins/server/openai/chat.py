@@ -25,11 +25,10 @@ from augury.plugins.server.openai.answer import (
     is_end,
     logprob_entry,
     ranked,
-    timings_of,
     usage,
 )
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import counted, timings
+from augury.plugins.server.timings import counted, end_figures
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.plugins.server.tools.delta import collect
 from augury.types import Result, Token
@@ -193,7 +192,7 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     readers = [AnswerReader(plan) for _ in results]
     choices = [_choice(body, server, *each) for each in enumerate(zip(readers, results, strict=True))]
     used = usage(results, body.n, sum(reader.n_reasoning for reader in readers))
-    found = begun | {"choices": choices, "usage": used, "timings": timings_of(results)}
+    found = begun | {"choices": choices, "usage": used} | end_figures(results)
     for prompt in scored:
         found["prompt_logprobs"] = (ranked(token, body.prompt_logprobs or 0) for token in prompt)
     return long_answer(pieces_of(found)) if body.logprobs or scored else found
@@ -247,11 +246,11 @@ async def _events(
             results[index] = piece
             reason = finish_reason(piece, has_calls=has_calls[index] and not readers[index].parser.is_cut)
             ended = chunk(index, {}, finish_reason=reason)
-            yield event(ended | {"timings": timings(piece.stats)})
+            yield event(ended | end_figures([piece]))
     if body.is_usage_streamed:
         n_reasoning = sum(reader.n_reasoning for reader in readers.values())
         whole = [results[i] for i in range(body.n)]
-        yield event(begun | {"choices": [], "usage": usage(whole, body.n, n_reasoning), "timings": timings_of(whole)})
+        yield event(begun | {"choices": [], "usage": usage(whole, body.n, n_reasoning)} | end_figures(whole))
     yield event("[DONE]")
 
 

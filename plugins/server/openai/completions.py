@@ -17,9 +17,9 @@ from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
 from augury.plugins.server.generation import Pieces, check_texts, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
-from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, ranked, timings_of, usage
+from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, ranked, usage
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import counted, timings
+from augury.plugins.server.timings import counted, end_figures
 from augury.types import Result, Summary, Token
 
 router = api_router()
@@ -70,7 +70,7 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
     else:
         results = await generate(server, http, asked)
     choices = [_choice(body, i, each, scored[i // body.n] if scored else []) for i, each in enumerate(results)]
-    found = begun | {"choices": choices, "usage": usage(results, body.n), "timings": timings_of(results)}
+    found = begun | {"choices": choices, "usage": usage(results, body.n)} | end_figures(results)
     return found if body.logprobs is None and body.n_scored is None else long_answer(pieces_of(found))
 
 
@@ -137,7 +137,7 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
         if isinstance(piece, Result):
             results[index] = piece
             choice["finish_reason"] = finish_reason(piece)
-            found["timings"] = timings(piece.stats)
+            found |= end_figures([piece])
         elif isinstance(piece, Token):
             choice["text"] = piece.text
             if body.logprobs is not None:
@@ -152,5 +152,5 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
         yield event(found)
     if body.is_usage_streamed:
         whole = [results[i] for i in range(n)]
-        yield event(begun | {"choices": [], "usage": usage(whole, body.n), "timings": timings_of(whole)})
+        yield event(begun | {"choices": [], "usage": usage(whole, body.n)} | end_figures(whole))
     yield event("[DONE]")

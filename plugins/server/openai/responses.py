@@ -20,7 +20,7 @@ from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.response_output import Output, item_id
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import counted, timings
+from augury.plugins.server.timings import counted, end_figures
 from augury.plugins.server.tools import ChatPlan
 from augury.types import Result
 
@@ -241,7 +241,7 @@ def _ended(begun: dict[str, Any], output: Output, reader: AnswerReader, result: 
         "output_tokens_details": {"reasoning_tokens": reader.n_reasoning},
         "total_tokens": stats.n_prompt + len(result.tokens),
     }
-    times = {"timings": timings(stats)}
+    times = end_figures([result])
     more = {"status": status, "output": output.items, "usage": usage, "completed_at": int(time.time())} | times
     if not is_whole:
         more["incomplete_details"] = {"reason": "max_output_tokens"}
