@@ -66,7 +66,7 @@ LETTERS = {"i": 4, "r": 4}  # bytes of a kernel's parameters; all others are add
 # Products of two tokens, or of 32 in matrices, are by the same source as those of fewer and of more, whose registers theirs lie
 # between; of one type they are read all the same.
 BETWEEN = r"(?!multiply_Q4_K_)multiply_\S+_(2|matrix_32)"
-# For 10.0 the same source is compiled to nearly the instructions of 9.0: one kernel of so many, which are of every kind.
+# One kernel of so many is compiled for 10.0, too, by the same source as for 9.0.
 SOME = 4
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
 

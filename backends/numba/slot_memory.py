@@ -10,7 +10,7 @@ from augury.types import ModelOptions
 _Place = TypeVar("_Place")  # an address, or a pointer of a device
 
 
-class SlotStates(Generic[_Place]):
+class SequenceStates(Generic[_Place]):
     """A state of every slot, of float32: as it is, as it was saved, and drafted tokens' inputs kept aside to be taken in.
 
     Of a matrix, the part of a drafted token that is added to columns lies apart from the part that all columns share.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba.slot_memory import SlotStates
+from augury.backends.numba.slot_memory import SequenceStates
 from augury.backends.numba_cpu.kernels import convolution, recurrence, store
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.struct import table
@@ -99,7 +99,7 @@ def to_move(caches: Iterable[Cache]) -> list[tuple[Any, np.ndarray]]:
     return [(kernel, table(moved)) for kernel, moved in by_kernel.items()]
 
 
-class State(SlotStates[int]):
+class State(SequenceStates[int]):
     """A state of every slot, in rows of whole vectors.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from augury.backends.numba.slot_memory import SlotStates
+from augury.backends.numba.slot_memory import SequenceStates
 from augury.backends.numba_cuda.device import Device, Launch, Pointer, Region
 from augury.backends.numba_cuda.kernels import recurrence
 from augury.backends.numba_cuda.kernels.cells import F32, TYPES, halves_of, move_cells
@@ -72,7 +72,7 @@ class Cache:
         ]
 
 
-class State(SlotStates[Pointer]):
+class State(SequenceStates[Pointer]):
     """A state of every slot, of the shapes that kernels compute."""
 
     def __init__(self, state: SequenceState, options: ModelOptions) -> None:

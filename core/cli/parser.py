@@ -112,7 +112,8 @@ class Parser(argparse.ArgumentParser):
     def show_first(self, flags: str, words: Sequence[str] = ()) -> None:
         """Let `--help` describe some flags, separated by spaces, and `--help-all` all; `words` need no flag."""
         self.first, self.words = (*flags.split(), "--help", "--help-all"), words
-        self.usage = " ".join([self.prog, *(f"[{word.upper()}]" for word in words), "[FLAG ...]"])
+        named = [*(str(each.metavar) for each in self._get_positional_actions()), *(f"[{word.upper()}]" for word in words)]
+        self.usage = " ".join([self.prog, *named, "[FLAG ...]"])
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
 
     @property

@@ -79,7 +79,7 @@ class Answers:
             return Row(line.id, {**fields, "response": None, "error": failure}, 0, is_error=True)
         seed = {"seed": seed_of(line.id)} if url in _SEEDED else {}
         status, answer = await self._ask(url, {**seed, **body})
-        if status >= 500:  # the engine's own end likewise
+        if status == 500:  # the engine's own end likewise; a lack of memory or time is one request's
             raise AuguryError(f"{line.where}: {answer.get('error', answer)}")
         response = {"status_code": status, "request_id": answer.get("id", fields["id"]), "body": answer}
         usage = answer.get("usage") or {}

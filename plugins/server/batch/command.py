@@ -48,7 +48,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     add_sampling_flags(parser, registry)
     add_template_flags(parser)
-    parser.show_first(f"IN OUT --ordered {FIRST_FLAGS} -n --temp -s -np")
+    parser.show_first(f"--ordered {FIRST_FLAGS} -n --temp -s -np")
     parser.set_defaults(run=_run)
 
 

@@ -58,15 +58,18 @@ def test_a_bad_line_is_a_row_that_says_why(capsys, tmp_path):
         request("stream", {"prompt": [1], "stream": True}),
         request("fields", {"prompt": [1], "best": 3}),
     ]
+    bad += [request("text", {"prompt": "a"})]  # which this model has no tokenizer for
     source, out = written(tmp_path / "in.jsonl", *bad, PROMPTS[0]), tmp_path / "out.jsonl"
     code, _, err = run(capsys, "batch", source, out, *FLAGS, "--ordered")
     assert code == 1
-    assert "10 of 10 lines | " in err
-    assert "| 9 errors" in err
+    assert "11 of 11 lines | " in err
+    assert "| 10 errors" in err
     *failed, good = rows_of(out)
     said = [json.dumps(row.get("error") or row["response"]["body"]) for row in failed]
     expected = ["not JSON", "expected a text", "temperature", "65 tokens", "expected one of /v1/chat", 'expected \\"POST\\"']
-    for text, part in zip(said, [*expected, "expected an object", "leave stream out", "no field 'best'"], strict=True):
+    for text, part in zip(
+        said, [*expected, "expected an object", "leave stream out", "no field 'best'", "no tokenizer"], strict=True
+    ):
         assert part in text
     assert [row.get("custom_id", row.get("id")) for row in failed[:5]] == [1, "kind", "value", "long", "url"]
     assert len(good["tokens"]) == 3
@@ -140,6 +143,10 @@ def test_what_cannot_be_told_apart_is_refused_before_a_model_is_loaded(capsys, t
     with out.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert "another process is writing it" in refusal(source, out)
+
+
+def test_the_help_begins_with_both_files(capsys):
+    assert run(capsys, "batch", "--help")[1].startswith("usage: augury batch IN OUT [FLAG ...]\n")
 
 
 class Slow:
