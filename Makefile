@@ -1,4 +1,4 @@
-# make demo, make test, make test-all, make test-page, make dev, make lint, make bench, make docs, make docs-site. PYTHON and VENV
+# make demo, make test, make test-all, make test-page, make test-ray, make dev, make lint, make bench, make docs, make docs-site. PYTHON and VENV
 # choose another interpreter and folder, TESTS some tests.
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,7 +18,7 @@ KIT_PYTHON ?= 3.11
 KIT_CAPABILITIES ?= 8.0 9.0 10.0
 GPU_PYTHON = $(if $(wildcard $(KIT).tar.gz),PYTHONPATH=$(KIT)/site XDG_CACHE_HOME=$(CURDIR)/$(KIT)/cache $(PYTHON),$(BIN)/python)
 
-.PHONY: demo test test-all test-page dev install lint bench docs docs-site clean gpu-kit test-gpu bench-gpu
+.PHONY: demo test test-all test-page test-ray dev install lint bench docs docs-site clean gpu-kit test-gpu bench-gpu
 
 demo: install
 	$(BIN)/augury pull smollm2
@@ -34,7 +34,7 @@ demo: install
 # Doctests run from the installed package: its folders have other names in the source tree. What kernels for GPUs are written in
 # is chosen when they are imported, which tests do in a simulator.
 test: dev
-	$(PYTEST) $(or $(TESTS),--doctest-modules --ignore-glob='*/augury/*numba_cuda*' --pyargs augury tests)
+	$(PYTEST) $(or $(TESTS),--doctest-modules --ignore-glob='*/augury/*numba_cuda*' --ignore-glob='*/augury/plugins/ray/*' --pyargs augury tests)
 
 # The rest of large matrices, kernels compiled for GPUs, and minutes of random engines, failing plugins and damaged files; see
 # docs/testing.md.
@@ -48,6 +48,11 @@ test-page: dev
 	@command -v chromium >/dev/null || { echo "make test-page needs chromium on PATH; on Debian: apt-get install chromium" >&2; exit 1; }
 	$(PIP) --group page
 	$(BIN)/python -m pytest -q -m browser $(or $(TESTS),tests/plugins/server/page)
+
+# One cluster of two nodes on this machine. KILLS=20 kills each kind of process so often in mid-work.
+test-ray: dev
+	$(PIP) --group ray
+	$(BIN)/python -m pytest -q -m ray $(or $(TESTS),tests/plugins/ray)
 
 # Strict editable installs break when build/ is gone, and miss files that are new: both are made anew each time.
 install: $(BIN)/python

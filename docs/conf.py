@@ -31,6 +31,7 @@ CONTENTS = {
         "docs/guide",
         "docs/learn",
         "docs/library",
+        "docs/machines",
         "docs/receipts",
         "docs/server",
         "docs/security",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from datetime import timedelta
 from itertools import islice
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import Factory, define
 
@@ -16,7 +17,6 @@ from augury.cli import say
 from augury.plugins.server.batch.answers import Row
 
 if TYPE_CHECKING:
-    from augury.plugins.server.batch.answers import Answers
     from augury.plugins.server.batch.lines import Line
     from augury.plugins.server.batch.rows import RowFile
 
@@ -32,6 +32,7 @@ class Tally:
     n_done: int = 0
     n_errors: int = 0
     n_tokens: int = 0
+    n_by_worker: Counter[str] = Factory(Counter)
     started_at: float = Factory(monotonic)
     said_at: float = Factory(monotonic)
 
@@ -40,6 +41,7 @@ class Tally:
         self.n_done += 1
         self.n_errors += row.is_error
         self.n_tokens += row.n_tokens
+        self.n_by_worker[row.worker] += 1
         if monotonic() - self.said_at >= _SAY_EVERY_S:
             self.show()
 
@@ -52,15 +54,27 @@ class Tally:
         parts += [f"{self.n_errors} error{'s' * (self.n_errors > 1)}"] if self.n_errors else []
         if n_left and self.n_done:
             parts.append(f"{timedelta(seconds=round(seconds / self.n_done * n_left))} left")
+        if any(self.n_by_worker):
+            shares = (f"{name} {n / self.n_done:.0%}" for name, n in sorted(self.n_by_worker.items()))
+            parts.append(", ".join(shares))
         say(" | ".join(parts))
 
 
-def answer_all(lines: Iterator[Line], answers: Answers, rows: RowFile, tally: Tally, *, n_ahead: int, is_ordered: bool) -> None:
+class Answering(Protocol):
+    """What answers lines: an engine here, or workers elsewhere."""
+
+    async def answer(self, line: Line) -> Row:
+        """The row of a line."""
+
+
+def answer_all(
+    lines: Iterator[Line], answers: Answering, rows: RowFile, tally: Tally, *, n_ahead: int, is_ordered: bool
+) -> None:
     """Add a row for each line, as it is ready or in the order of the lines.
 
     Args:
         lines: Read as they are needed.
-        answers: See `Answers`.
+        answers: See `Answers`, and `Workers` of `augury.plugins.ray`.
         rows: Where they are added.
         tally: Counts them.
         n_ahead: So many lines run, or wait in the engine.
@@ -79,7 +93,7 @@ async def _add(answered: AsyncGenerator[Row], rows: RowFile, tally: Tally) -> No
             tally.count(row)
 
 
-async def _answered(lines: Iterator[Line], answers: Answers, n_ahead: int, *, is_ordered: bool) -> AsyncGenerator[Row]:
+async def _answered(lines: Iterator[Line], answers: Answering, n_ahead: int, *, is_ordered: bool) -> AsyncGenerator[Row]:
     pending = list[asyncio.Task[Row]]()
     try:
         while True:

@@ -33,6 +33,19 @@ class Row:
     fields: Mapping[str, Any]
     n_tokens: int  # that were written
     is_error: bool
+    worker: str = ""  # who computed it, where there are several
+
+
+def failed(line: Line, message: str) -> Row:
+    """The row of a line that has no answer."""
+    if line.request is None:
+        return Row(line.id, {"id": line.id, "error": message}, 0, is_error=True)
+    failure = {"code": "invalid_request", "message": message}
+    return Row(line.id, {"id": _id_of(line), "custom_id": line.id, "response": None, "error": failure}, 0, is_error=True)
+
+
+def _id_of(line: Line) -> str:
+    return f"batch_req_{xxh3_64_intdigest(str(line.id).encode()):016x}"
 
 
 def seed_of(id_: str | int) -> int:
@@ -63,7 +76,7 @@ class Answers:
         except AuguryError as error:
             if type(error) is AuguryError:  # the engine's own end, which is no fact about this line
                 raise
-            return Row(line.id, {"id": line.id, "error": str(error)}, 0, is_error=True)
+            return failed(line, str(error))
         found = as_json(self._engine, result)
         fields = {"id": line.id, "seed": given["seed"], **{name: found[name] for name in _KEPT if name in found}}
         if result.receipt is not None:
@@ -71,12 +84,11 @@ class Answers:
         return Row(line.id, fields, len(result.tokens), is_error=False)
 
     async def _to_request(self, line: Line, request: Mapping[str, Any]) -> Row:
-        fields: dict[str, Any] = {"id": f"batch_req_{xxh3_64_intdigest(str(line.id).encode()):016x}", "custom_id": line.id}
         try:
             url, body = _checked(request, line.where)
         except OptionError as error:
-            failure = {"code": "invalid_request", "message": str(error)}
-            return Row(line.id, {**fields, "response": None, "error": failure}, 0, is_error=True)
+            return failed(line, str(error))
+        fields = {"id": _id_of(line), "custom_id": line.id}
         seed = {"seed": seed_of(line.id)} if url in _SEEDED else {}
         status, answer = await self._ask(url, {**seed, **body})
         if status == 500:  # the engine's own end likewise; a lack of memory or time is one request's

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from augury.errors import AuguryError, OptionError
 
 if TYPE_CHECKING:
     from augury import Registry
+    from augury.plugins.server.batch.answering import Answering
 
 _N_SLOTS = 4
 
@@ -45,6 +47,12 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     parser.add_argument("output", type=Path, metavar="OUT", help="where answers are added, by id, as they come")
     parser.add_argument("--ordered", action="store_true", help="add answers in the order of their lines")
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="answer on all nodes of a Ray cluster: HOST:PORT, ray://HOST:PORT, auto for the one of this machine, "
+        "or local for one that is started here; a worker on each node, or as many as -t leaves cores for",
+    )
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     add_sampling_flags(parser, registry)
     add_template_flags(parser)
@@ -55,7 +63,6 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 def _run(args: argparse.Namespace) -> int:
     # here: other commands wait for none of it
     from augury.plugins.server.batch.answering import Tally, answer_all
-    from augury.plugins.server.batch.answers import Answers
     from augury.plugins.server.batch.lines import ids_of, read_lines
     from augury.plugins.server.batch.rows import RowFile
 
@@ -75,11 +82,29 @@ def _run(args: argparse.Namespace) -> int:
         warn_of_synthetic(args)
         template = template_of(args)
         lines = (line for line in read_lines(args.input) if line.id not in rows.ids)
-        with load_engine(args, args.spec_type, args.model_draft) as engine:
-            use_template(engine, template, parse_special=args.parse_special)
-            answers, tally = Answers(engine, params, args.chat_template_kwargs), Tally(len(rows.ids), len(places))
+        with _answering(args, template, params) as (answers, n_ahead):
+            tally = Tally(len(rows.ids), len(places))
             try:
-                answer_all(lines, answers, rows, tally, n_ahead=2 * args.parallel, is_ordered=args.ordered)
+                answer_all(lines, answers, rows, tally, n_ahead=n_ahead, is_ordered=args.ordered)
             finally:
                 tally.show()
     return AuguryError.exit_code if tally.n_errors else 0
+
+
+@contextmanager
+def _answering(args: argparse.Namespace, template: str | None, params: Mapping[str, Any]) -> Iterator[tuple[Answering, int]]:
+    """What answers lines, and how many it has at once."""
+    if args.ray is not None:
+        from augury.plugins.ray import cluster
+
+        with cluster.cluster(args.ray):
+            from augury.plugins.ray import batch
+
+            workers = batch.Workers(args, template, params)
+            yield workers, workers.n_ahead
+        return
+    from augury.plugins.server.batch.answers import Answers
+
+    with load_engine(args, args.spec_type, args.model_draft) as engine:
+        use_template(engine, template, parse_special=args.parse_special)
+        yield Answers(engine, params, args.chat_template_kwargs), 2 * args.parallel

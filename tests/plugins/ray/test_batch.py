@@ -1,0 +1,67 @@
+"""`augury batch --ray`: whoever answers a line, and whoever dies meanwhile, the rows are those of one engine."""
+
+import json
+import os
+import random
+import threading
+import time
+
+import pytest
+from support.commands import here, run
+
+N_KILLS = int(os.environ.get("KILLS", "2"))  # in mid-work
+
+FLAGS = [*here(), "-c", "64", "-n", "24", "-np", "2"]
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def prompts(path, n):
+    path.write_text("".join(f"{json.dumps({'id': f'p{i}', 'tokens': [i % 60 + 1, 3]})}\n" for i in range(n)))
+    return path
+
+
+@pytest.mark.ray
+def test_rows_are_those_of_one_engine_whoever_is_killed(capsys, tmp_path, nodes):
+    source, out, alone = prompts(tmp_path / "in.jsonl", 40 + 12 * N_KILLS), tmp_path / "out.jsonl", tmp_path / "alone.jsonl"
+    assert run(capsys, "batch", source, alone, *FLAGS, "--ordered")[0] == 0
+    killed, is_over, rng = [], threading.Event(), random.Random(5)
+
+    def kill():
+        n_before = 0
+        while not is_over.is_set() and len(killed) < N_KILLS:
+            n_rows = len(out.read_bytes().splitlines()) if out.exists() else 0
+            if n_rows >= n_before + 6 and (there := nodes.workers("ray::Actor")):
+                killed.append(rng.choice(there))
+                nodes.kill(killed[-1])
+                n_before = n_rows
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    code, _, err = run(capsys, "batch", source, out, *FLAGS, "--ordered", "--ray", nodes.address)
+    is_over.set()
+    killer.join()
+    assert (code, len(killed)) == (0, N_KILLS)
+    assert out.read_bytes() == alone.read_bytes()
+    assert "died; what it had is answered by the next that is free" in err
+    *_, last = err.splitlines()
+    shares = [int(part.rpartition(" ")[2].rstrip("%")) for part in last.split(" | ")[-1].split(", ")]
+    assert 99 <= sum(shares) <= 101
+
+
+@pytest.mark.ray
+def test_a_model_that_no_worker_can_load_is_the_end(capsys, tmp_path, nodes):
+    source, flags = prompts(tmp_path / "in.jsonl", 3), ["-m", tmp_path / "none.gguf", "-t", 1]
+    code, _, err = run(capsys, "batch", source, tmp_path / "out.jsonl", *flags, "--ray", nodes.address)
+    assert (code, err.count("none.gguf")) == (1, 3)
+    assert "vm/1 cannot be used: " in err or "/1 cannot be used: " in err
+
+
+def test_without_the_extra_ray_is_what_is_to_be_installed(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("augury.plugins.ray.cluster.find_spec", lambda _: None)
+    code, _, err = run(capsys, "batch", prompts(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl", "--ray", "local", *FLAGS)
+    assert code == 1
+    assert "--ray needs ray, not installed here; install the extra: pip install 'augury[ray]'" in err
