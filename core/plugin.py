@@ -61,6 +61,7 @@ from augury.rank_head import RankHead as RankHead
 from augury.registry import Registry as Registry
 from augury.sampling import SAMPLER_LETTERS as SAMPLER_LETTERS, sampling_options as sampling_options
 from augury.slot_states import SlotStates as SlotStates, join_parts as join_parts, split_parts as split_parts
+from augury.speculation.config import choose_drafters as choose_drafters
 from augury.speculation.trials import Trial as Trial
 from augury.text.chat_template import (
     ChatTemplate as ChatTemplate,

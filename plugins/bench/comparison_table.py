@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from augury.cli import align_rows, fold
 from augury.plugins.bench.pair_stats import PairStats
@@ -10,10 +10,11 @@ from augury.plugins.bench.pair_stats import PairStats
 _HEAD = ["drafter", "category", "plain tok/s", "tok/s", "speed-up", "p10", "accepted", "tokens/round", "identical"]
 
 
-def comparison_lines(found: Mapping[tuple[str, str], PairStats]) -> list[str]:
+def comparison_lines(found: Mapping[tuple[str, str], Sequence[PairStats]]) -> list[str]:
     """A table by drafter and category; the categories' column is left out where there is only one."""
-    rows, notes = [], stall_lines(found.values())
-    for (drafter, category), stats in found.items():
+    rows, notes = [], stall_lines(stats for parts in found.values() for stats in parts)
+    for (drafter, category), parts in found.items():
+        stats = PairStats.pool(parts)
         share = f"{stats.n_accepted} of {stats.n_drafted} ({stats.acceptance_rate:.0%})"
         speeds = [f"{stats.plain_per_second:.1f}", f"{stats.per_second:.1f}"]
         ratios = [f"{stats.speedup:.2f}x", f"{stats.p10:.2f}x"]

@@ -1,6 +1,7 @@
 """`--compare OLD.json`: changes since results were saved.
 
-Saved results are the JSON of `augury bench drafters` or `augury bench passes`.
+Saved results are the JSON of `augury bench drafters` or `augury bench passes`, or that of pytest-benchmark with the comparisons
+of `augury.plugins.bench`.
 """
 
 from __future__ import annotations
@@ -58,11 +59,15 @@ class SavedResults:
         try:
             return cls.of(found)
         except (KeyError, TypeError, ValueError, AttributeError, OptionError) as error:
-            raise AuguryError(f"{path}: not written by augury bench drafters|passes --json: {error}") from None
+            raise AuguryError(
+                f"{path}: not written by augury bench drafters|passes --json or pytest-benchmark: {error}"
+            ) from None
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> SavedResults:
-        """Read an object that `augury bench drafters|passes --json` prints."""
+        """Read an object that `augury bench drafters|passes --json` prints or pytest-benchmark saves."""
+        if "benchmarks" in found:
+            return cls._of_benchmarks([each["extra_info"] for each in found["benchmarks"]])
         if "runs" in found:
             rows: dict[Key, Mapping[str, float]] = {
                 (_label(run), category): _values(PairStats.from_json(stats))
@@ -80,6 +85,16 @@ class SavedResults:
                 for row in found.get(kind, ())
             },
         )
+
+    @classmethod
+    def _of_benchmarks(cls, infos: list[dict[str, Any]]) -> SavedResults:
+        ours = [info for info in infos if "spec_type" in info]
+        if not ours:
+            raise OptionError("no benchmark in it compares drafters")
+        parts: dict[Key, list[PairStats]] = {}
+        for info in ours:
+            parts.setdefault((_label(info), info["category"]), []).append(PairStats.from_json(info))
+        return cls(ours[0]["machine"], {key: _values(PairStats.pool(found)) for key, found in parts.items()})
 
 
 @frozen
@@ -119,7 +134,9 @@ def changes(then: SavedResults, now: SavedResults) -> tuple[list[Change], list[s
 def add_result_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that print JSON, and compare with earlier JSON."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--compare", type=Path, metavar="OLD.json", help="show what changed since --json saved this file")
+    parser.add_argument(
+        "--compare", type=Path, metavar="OLD.json", help="show what changed since --json, or pytest-benchmark, saved this file"
+    )
 
 
 def check_saved(path: Path | None, *, of_passes: bool) -> None:

@@ -112,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
                 results.append(DrafterResult(config["spec_type"], state, tuple(pairs)))
     facts = run_facts(config, prompts, params["max_tokens"])
     found = facts_as_json(facts) | {"n_prompts": len(prompts), "turns": turns, "runs": [each.as_json() for each in results]}
-    rows = {(each.label, name): stats for each in results for name, stats in each.by_category.items()}
+    rows = {(each.label, name): [stats] for each in results for name, stats in each.by_category.items()}
     print_figures(found, comparison_lines(rows), args)
     if args.html is not None:
         write_atomically(args.html, page(facts, results))

@@ -29,7 +29,7 @@ def test_a_stalled_pair_is_counted_and_has_no_speed():
     (line,) = stall_lines([stats])
     assert "4 plain runs" in line
     assert "1 pairs stalled each time and are left out" in line
-    assert comparison_lines({("x", "all"): stats})[2:] == [line]
+    assert comparison_lines({("x", "all"): [stats]})[2:] == [line]
     assert stall_lines([PairStats.of([pair()])]) == []
 
 

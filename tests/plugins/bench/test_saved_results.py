@@ -50,6 +50,18 @@ def test_it_says_when_the_machines_differ():
     assert differences == ["cpu was other, is one", "numba was 1, is not known"]
 
 
+def test_prompts_of_a_category_are_pooled_from_pytest_benchmarks_file():
+    items = [result(1.0).pairs[0], result(0.5).pairs[0], result(0.4).pairs[0]]
+    infos = [
+        {"spec_type": "x", "state": "cold", "category": "all", "machine": FACTS}
+        | DrafterResult("x", "cold", (each,)).stats.as_json()
+        for each in items
+    ]
+    found = SavedResults.of({"benchmarks": [{"extra_info": info} for info in (*infos, {})]})
+    assert found.facts == FACTS
+    assert found.rows == SavedResults.of(saved(DrafterResult("x", "cold", tuple(items)))).rows
+
+
 def test_passes_are_compared_by_kind_tokens_and_depth():
     rows = [{"n": 1, "depth": 0, "tok_s": 40.0}, {"n": 8, "depth": 4096, "tok_s": 160.0}]
     found = SavedResults.of({"model": "m", "curve": rows, "prefill": [], "decode": rows[:1]})
@@ -63,7 +75,7 @@ def test_passes_are_compared_by_kind_tokens_and_depth():
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "[]", "{}", '{"benchmarks": []}', '{"runs": [{}]}', '{"curve": [1]}'),
+        *("", "[]", "{}", '{"benchmarks": []}', '{"benchmarks": [{"extra_info": {}}]}', '{"runs": [{}]}', '{"curve": [1]}'),
         '{"curve": [{"n": 1, "depth": 0, "tok_s": "x"}]}',
     ],
 )
