@@ -1,13 +1,7 @@
 """For architectures: blocks and operations, model files, and the common parts of most decoders."""
 
 from augury.blocks import *
-from augury.files.gguf import (
-    BORROWED as BORROWED,
-    ModelFile as ModelFile,
-    Tensor as Tensor,
-    TensorType as TensorType,
-    mapped as mapped,
-)
+from augury.files.gguf import BORROWED as BORROWED, ModelFile as ModelFile, Tensor as Tensor, mapped as mapped
 from augury.files.gguf_writer import (
     EPSILON as EPSILON,
     LlamaSizes as LlamaSizes,
@@ -16,6 +10,7 @@ from augury.files.gguf_writer import (
     gguf_file as gguf_file,
 )
 from augury.files.quantized import NO_QUANT as NO_QUANT, quant_like as quant_like
+from augury.files.tensor_type import TensorType as TensorType
 from augury.hookspecs import hookimpl as hookimpl
 from augury.interfaces import Architecture as Architecture
 from augury.lowering import *

@@ -40,8 +40,6 @@ from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
 
-__all__ = ["Recycle", "RecycleOptions"]
-
 
 @frozen
 class RecycleOptions:

@@ -43,8 +43,6 @@ from augury.types import NO_DRAFT, Draft, Verdict
 if TYPE_CHECKING:
     from augury.drafters.ngram.text_corpus import TextCorpus
 
-__all__ = ["Suffix", "SuffixOptions"]
-
 
 _LENGTHS = (0, 2, 3, 5, 9, 17, 33)  # tokens that agree, the first of each bucket
 _LONGEST = _LENGTHS[-1]

@@ -21,7 +21,8 @@ from augury.backends.numba_cpu.packing import PackedLayout, PackedMatrix, aligne
 from augury.blocks import Integers, Linear, Matrices, ModelPlan, Norm, NormKind
 from augury.errors import CapacityError
 from augury.files.atomic_file import is_being_written
-from augury.files.gguf import BORROWED, ModelFile, Tensor, TensorType
+from augury.files.gguf import BORROWED, ModelFile, Tensor
+from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 from augury.log import get_logger
 

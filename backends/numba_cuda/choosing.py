@@ -13,8 +13,6 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, N_ROWS
 from augury.backends.numba_cuda.kernels.sample import best_of_chunks, best_tokens, chunk_of, gather_logits, sums_of_chunks
 
-__all__ = ["KERNELS", "MAX_GATHERED", "MAX_K", "Logits", "PendingRows", "RowReader", "RowRequest", "RowResult"]
-
 MAX_K = 256  # best tokens that are looked for on the device; of more the row is read
 MAX_GATHERED = 4096  # logits that are gathered there; of more ids of a row the row is read
 _MAX_FORESEEN = 256  # of a slot: penalties look at 64 tokens, a constraint's mask is another set each time

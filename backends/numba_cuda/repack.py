@@ -10,7 +10,7 @@ from attrs import frozen
 
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT
 from augury.errors import UnsupportedError
-from augury.files.gguf import TensorType
+from augury.files.tensor_type import TensorType
 
 _MOST_WORDS = 1 << 32  # of a quantised type, which kernels count in 32 bits
 _PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that intermediate values stay in a core's cache

@@ -18,7 +18,8 @@ from augury.backends.numba_cuda.kernels.sums import MatrixArgs
 from augury.backends.numba_cuda.repack import n_units, repack
 from augury.blocks import Convolution, Integers, Linear, Matrices, ModelPlan, Norm, NormKind, RowSelection, Vector
 from augury.errors import UnsupportedError
-from augury.files.gguf import ModelFile, TensorType
+from augury.files.gguf import ModelFile
+from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 
 PURPOSE = "weights"

@@ -53,8 +53,6 @@ class Engine(Receipts, Evaluations):
         load_s: Seconds that `load` took, compiling included.
     """
 
-    load_s: float = 0.0
-
     def __init__(
         self,
         context: EngineContext,
@@ -68,9 +66,12 @@ class Engine(Receipts, Evaluations):
         config: Mapping[str, Any],
         observers: tuple[Callable[..., Any] | None, Callable[..., Any] | None] = (None, None),
         max_queue: int | None = None,
+        files: tuple[Sequence[Path], Sequence[tuple[int, ...]]] = ((), ()),
+        begun: float | None = None,
     ) -> None:
-        """Put loaded parts together; users call `load`."""
+        """Put loaded parts together; users call `load`, which says when it has begun."""
         self.info: ModelInfo = context.info
+        self._files = files
         self.tokenizer, self.chat_template, self.config = tokenizer, template, config
         self._context, self._n_ctx = context, context.spec.n_ctx
         self._drafters = [drafter for chain in chains for drafter in chain]
@@ -92,6 +93,7 @@ class Engine(Receipts, Evaluations):
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(loader.close, [*self._drafters, *([] if template is None else [template])])
         self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
+        self.load_s = 0.0 if begun is None else perf_counter() - begun
 
     @classmethod
     def load(
@@ -204,7 +206,7 @@ class Engine(Receipts, Evaluations):
             loader.close_files()
             config: dict[str, Any] = {"model": str(model), "backend": loader.backends[0].title, "memory": context.memory.name}
             config |= {**attrs.asdict(options), "threads": target.n_threads, "isa": target.isa, "spec_type": str(speculation)}
-            engine = cls(
+            return cls(
                 context,
                 chains,
                 loader,
@@ -215,9 +217,9 @@ class Engine(Receipts, Evaluations):
                 config=config | {"speculative": speculation.effective(), "override_kv": dict(override_kv or {})},
                 observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
                 max_queue=max_queue,
+                files=(own.paths, own.identity),
+                begun=start,
             )
-            engine._files, engine.load_s = (own.paths, own.identity), perf_counter() - start
-            return engine
 
     def save_slot(self, slot: int, path: str | Path) -> SavedSlot:
         """Save all that a slot holds to a file: its text, KV cache and recurrent states, and how it was sampled.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -40,7 +40,7 @@ def drafting_to_verify(registry: Registry) -> dict[str, Any]:
 class Receipts(Generation):
     """An engine's methods for receipts."""
 
-    _files: tuple[tuple[Path, ...], tuple[tuple[int, ...], ...]] = ((), ())
+    _files: tuple[Sequence[Path], Sequence[tuple[int, ...]]]
     """The model's files, and which they were when it was loaded, see `ModelFile.identity`."""
 
     def verify(self, receipt: Receipt | Mapping[str, Any]) -> Verification:

@@ -23,8 +23,6 @@ from augury.files.override import Scalar, Untyped, overriding
 from augury.files.tensor_type import TensorType
 from augury.memory_limit import lack_of_memory
 
-__all__ = ["BORROWED", "ModelFile", "Tensor", "TensorType"]
-
 BORROWED = "target/"
 """The prefix of names of tensors that a draft model's plan borrows from its target's file."""
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError, OptionError
 from augury.files.cache import cache_folder
-from augury.files.gguf import ModelFile, TensorType
+from augury.files.gguf import ModelFile
 from augury.files.gguf_writer import add_value, gguf_file
+from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 
 if TYPE_CHECKING:

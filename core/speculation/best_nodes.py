@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from augury.speculation.drafts import SlotProposals
-from augury.speculation.joint_tree import kernels
 
 
 class PassCurve(NamedTuple):
@@ -53,6 +52,8 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
         curve: The curve of the pass.
         replays_accepted: See `DraftPlanner`; no tree branches then.
     """
+    from augury.speculation import kernels
+
     sizes, ranks, rows = [len(slot.tree) for slot in slots], list[int](), list[tuple[int, ...]]()
     reach = np.concatenate([slot.reach() for slot in slots])
     for slot, size in zip(slots, sizes, strict=True):

@@ -12,8 +12,6 @@ from attrs import frozen
 
 from augury.types import Draft
 
-__all__ = ["TYPICAL", "Agreement", "Bucket", "Chances", "survival"]
-
 # Prior chances of tokens: docs/benchmarks.md, "What buckets are worth", says how they were measured
 _RUNS = (0, 1, 2, 3, 5, 9, 17, 33)  # first run of each bucket
 _RUN_CHANCES = (0.78, 0.78, 0.85, 0.84, 0.94, 0.96, 0.98, 0.99)

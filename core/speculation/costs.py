@@ -11,8 +11,6 @@ from attrs import define, frozen
 
 from augury.speculation.constants import CONSTANTS
 
-__all__ = ["DraftCost", "PassCosts", "PassTime"]
-
 _MANY = 1 / CONSTANTS.learn_near - 1  # passes, of which a new one counts as much as that
 
 

@@ -16,8 +16,6 @@ from augury.interfaces import Session
 from augury.speculation.config import Speculation
 from augury.types import DrafterStats, Token
 
-__all__ = ["DraftedSequence", "DraftingCounter"]
-
 _BY_POSITION = ("offered_by_position", "accepted_by_position")
 
 

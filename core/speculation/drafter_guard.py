@@ -20,8 +20,6 @@ from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.types import NO_DRAFT, Draft, Verdict, read_only
 
-__all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
-
 _SPARE_STEPS = 1000  # of `begin`, plus one for each token of the text: one that takes more is taken to have no end
 _TOGETHER = "draft_together"
 _SLOT_BY_SLOT = Drafter.draft_together.__func__  # type: ignore[attr-defined] # a class method has one

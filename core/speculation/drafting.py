@@ -33,8 +33,6 @@ from augury.speculation.planner import DraftPlanner
 from augury.speculation.trials import Trials
 from augury.types import Draft, Verdict, read_only
 
-__all__ = ["Drafting"]
-
 
 class Drafting:
     """The drafters of all slots. Without a planner the first draft of a chain is taken as it is.

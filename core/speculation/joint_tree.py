@@ -8,13 +8,13 @@ Equal prefixes merge::
 
 A node's chance, that it is right where its parent is, is the highest that one of its drafters has for it. Only one of the nodes
 after one parent can be right: where their chances sum to more than 1, the likeliest keeps its own, and the others share the
-rest.
+rest. Methods that need `kernels` import them, as that takes half a second and some processes plan nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -22,22 +22,9 @@ from augury.speculation.chances import Agreement
 from augury.speculation.tree_table import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN
 from augury.types import NO_DRAFT, Draft
 
-__all__ = ["JointTree"]
-
 Proposer = TypeVar("Proposer")
 
 
-class _Kernels:
-    """`augury.speculation.kernels`, imported once a planner needs them: that takes half a second."""
-
-    def __getattr__(self, name: str) -> Any:
-        from augury.speculation import kernels as found
-
-        self.__dict__.update(vars(found))
-        return getattr(found, name)
-
-
-kernels: Any = _Kernels()
 _ROOM = 64  # nodes: of most rounds
 
 
@@ -125,6 +112,8 @@ class JointTree(Generic[Proposer]):
         Returns:
             The nodes (k,) of its tokens.
         """
+        from augury.speculation import kernels
+
         if proposer not in self.drafters:
             self.drafters.append(proposer)
         proposed, bit = np.array([draft.tokens, draft.above], np.int64), 1 << self.drafters.index(proposer)
@@ -151,6 +140,8 @@ class JointTree(Generic[Proposer]):
         Args:
             agreement: The effect of other drafters' proposals, the same or different ones, on a token's chance; None: none.
         """
+        from augury.speculation import kernels
+
         table = _NOTHING if agreement is None else agreement.table
         kernels.find_reach(self.nodes, self._chances, self._n, table, agreement is not None)
         return self._chances[REACH, : self._n]
@@ -167,6 +158,8 @@ class JointTree(Generic[Proposer]):
 
     def kinds(self) -> list[int]:
         """By node: whether other drafters propose the same, or something else after its parent."""
+        from augury.speculation import kernels
+
         own, parents = self.nodes[PROPOSERS, : self._n].tolist(), self.parents
         return [
             kernels.kind_of(each, kernels.proposers_after(self.nodes, self._n, at))
@@ -175,10 +168,14 @@ class JointTree(Generic[Proposer]):
 
     def teach(self, agreement: Agreement, emitted: Sequence[int]) -> None:
         """Let it learn from the emitted tokens."""
+        from augury.speculation import kernels
+
         kernels.learn_agreement(self.nodes, self._chances, self._n, np.array(emitted, np.int64), agreement.table)
 
     def best_path(self) -> list[int]:
         """The nodes from the history on, each time to the child that was drawn, or else to the one of the highest `reach`."""
+        from augury.speculation import kernels
+
         path = np.empty(self._n, np.int64)
         return path[: kernels.find_best_path(self.nodes, self._chances, self._n, path)].tolist()
 

@@ -36,8 +36,6 @@ from augury.speculation.drafts import (
     VerifiedNodes,
 )
 
-__all__ = ["DraftPlanner"]
-
 
 class DraftPlanner:
     """Plans the rounds of one engine for all of its slots together.

@@ -17,12 +17,10 @@ from augury.errors import CapacityError, ModelFileError, OptionError, Unsupporte
 from augury.log import get_logger
 from augury.text.literal import LiteralTexts
 from augury.text.renderer import Failure, Refusal, Renderer
-from augury.text.template_habits import TemplateHabits, arguments_of, with_ids
+from augury.text.template_habits import TemplateHabits
 
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
-
-__all__ = ["ChatPrompt", "ChatTemplate", "arguments_of", "prompt_ids", "with_ids"]
 
 _KEY = "tokenizer.chat_template"
 _OWN_NAMES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}

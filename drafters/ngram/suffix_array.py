@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 import numpy as np
 
-__all__ = ["SuffixArray"]
-
 _N_NEIGHBOURS = 6  # looked at on either side in each part: enough to tell frequent from rare
 _MIN_RECENT = 1024
 _FEW = 32  # tokens that are quicker added one by one

@@ -10,7 +10,8 @@ import numpy as np
 
 from augury.blocks import BlockTensors, Linear, Norm, NormKind, RowSelection, Vector
 from augury.errors import ModelFileError, UnsupportedError
-from augury.files.gguf import ModelFile, TensorType
+from augury.files.gguf import ModelFile
+from augury.files.tensor_type import TensorType
 from augury.plugins.architectures.keys import Keys
 
 AnyPart = TypeVar("AnyPart", bound=BlockTensors)

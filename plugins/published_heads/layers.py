@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve
 
-from augury.files.gguf import Tensor, TensorType
+from augury.files.gguf import Tensor
+from augury.files.tensor_type import TensorType
 
 if TYPE_CHECKING:
     from augury.plugins.published_heads.folder import Folder

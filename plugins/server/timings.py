@@ -52,10 +52,14 @@ def timings(summary: Summary) -> dict[str, Any]:
 
 def end_figures(results: Sequence[Result]) -> dict[str, Any]:
     """The `timings` of an answer, or a list for several, and so the `receipt` where one was asked for."""
-    found: dict[str, list[Any]] = {"timings": [timings(result.stats) for result in results]}
-    if any(result.receipt is not None for result in results):
-        found["receipt"] = [None if result.receipt is None else result.receipt.as_json() for result in results]
-    return {name: each[0] if len(each) == 1 else each for name, each in found.items()}
+    found = [timings(result.stats) for result in results]
+    return {"timings": found[0] if len(found) == 1 else found} | receipts(results)
+
+
+def receipts(results: Sequence[Result]) -> dict[str, Any]:
+    """The `receipt` of an answer, or a list for several; nothing where none was asked for."""
+    found = [None if result.receipt is None else result.receipt.as_json() for result in results]
+    return {"receipt": found[0] if len(found) == 1 else found} if any(found) else {}
 
 
 class StreamTimings:

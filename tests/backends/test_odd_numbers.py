@@ -10,7 +10,8 @@ from oracles.passes import joined, run_of
 from support.cpu_backends import cpu_backends
 
 from augury import Registry
-from augury.files.gguf import ModelFile, Tensor, TensorType
+from augury.files.gguf import ModelFile, Tensor
+from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.types import ModelOptions

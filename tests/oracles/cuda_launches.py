@@ -13,7 +13,8 @@ from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda.device import CountingDevice, Launch
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, size_of
 from augury.backends.numba_cuda.weights import Weights
-from augury.files.gguf import ModelFile, TensorType
+from augury.files.gguf import ModelFile
+from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.types import ModelOptions

@@ -30,9 +30,10 @@ import numpy as np
 from gguf.quants import quantize
 from oracles import weights
 
-from augury.files.gguf import ModelFile, Tensor, TensorType
+from augury.files.gguf import ModelFile, Tensor
 from augury.files.gguf_writer import gguf_file
 from augury.files.header import read_header
+from augury.files.tensor_type import TensorType
 
 DATA = Path(__file__).parent.parent / "data" / "models"
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")

@@ -14,8 +14,6 @@ from augury.testing.backend.subject import BackendSubject
 from augury.testing.contract import require_hypothesis, run_checks
 from augury.testing.toys import registry_with_toys
 
-__all__ = ["BACKEND_CHECKS", "BackendSubject", "backend_subject", "check_backend"]
-
 
 def check_backend(
     backend: type[Backend] | str,

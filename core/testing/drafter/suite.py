@@ -14,8 +14,6 @@ from augury.testing.drafter.engines import ENGINE_CHECKS
 from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
 from augury.testing.toys import find_plugin
 
-__all__ = ["DRAFTER_CHECKS", "DrafterReport", "check_drafter", "drafter_subject"]
-
 DRAFTER_CHECKS = (*DRIVEN_CHECKS, *REJECTION_CHECKS, *ENGINE_CHECKS)
 
 

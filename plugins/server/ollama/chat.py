@@ -15,7 +15,7 @@ from augury.plugins.server.fields import N_MESSAGES, Fields, GivenDeep
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.ollama.answer import Answer, loaded
 from augury.plugins.server.ollama.fields import Clock, GenerationRequest, Pictures, Serving
-from augury.text.chat_template import with_ids
+from augury.text.template_habits import with_ids
 
 router = api_router(ignores_type=True)
 

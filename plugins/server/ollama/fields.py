@@ -16,6 +16,7 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields, Fields, RequestFields
 from augury.plugins.server.openai.answer import logprob_entry
 from augury.plugins.server.server import Server, fields_of
+from augury.plugins.server.timings import receipts
 from augury.types import Result, Token
 
 _OF_LOADING = (  # the server's flags choose these when it loads a model
@@ -177,7 +178,7 @@ class Clock:
             "prompt_eval_duration": int(times.prompt_s * 1e9),
             "eval_count": stats.n_emitted,
             "eval_duration": int(times.predict_s * 1e9),
-            **({} if result.receipt is None else {"receipt": result.receipt.as_json()}),
+            **receipts([result]),
         }
 
 

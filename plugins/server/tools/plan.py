@@ -17,7 +17,7 @@ from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.learning import learn, probe_tools
 from augury.plugins.server.tools.parser import AnswerParser
 from augury.plugins.server.tools.reasoning import frame_of, reasoning_at, reasoning_tags
-from augury.text.chat_template import arguments_of, with_ids
+from augury.text.template_habits import arguments_of, with_ids
 from augury.types import Token
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.batch import Batch
 from augury.blocks import Linear
 from augury.errors import UnsupportedError
-from augury.files.gguf import ModelFile, TensorType
+from augury.files.gguf import ModelFile
+from augury.files.tensor_type import TensorType
 from augury.interfaces import Model, Progress
 from augury.loader import plan_of
 from augury.stages import Stage, StagedBackend

@@ -14,7 +14,7 @@ from oracles.states import CHAIN, SPARE, Text, assert_same_state, batch_of, memo
 from augury import Engine, Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.errors import CapacityError
-from augury.files.gguf import TensorType
+from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
 from augury.types import ModelOptions

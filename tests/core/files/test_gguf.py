@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from augury.errors import AuguryError, CapacityError, ModelFileError, UnsupportedError
-from augury.files.gguf import ModelFile, TensorType
+from augury.files.gguf import ModelFile
 from augury.files.header import MAX_HEADER_BYTES
-from augury.files.tensor_type import type_name
+from augury.files.tensor_type import TensorType, type_name
 
 # The format, written out by hand: what the gguf package cannot be talked into.
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from augury.errors import OptionError
-from augury.text.chat_template import ChatTemplate, arguments_of
+from augury.text.chat_template import ChatTemplate
+from augury.text.template_habits import arguments_of
 
 CALLS = (
     "{{% for m in messages %}}<{{{{ m.role }}}}>{content}{{% for c in m.tool_calls or [] %}}"
