@@ -66,4 +66,4 @@ from augury.lowering.parts import (
     Vector as Vector,
 )
 
-__all__ = [name for name, each in vars().items() if name[0] != "_" and type(each).__name__ != "module"]
+globals()["__all__"] = [name for name, each in vars().items() if name[0] != "_" and type(each).__name__ != "module"]

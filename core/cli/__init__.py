@@ -51,4 +51,4 @@ from augury.cli.text_file import check_writable as check_writable, read_text as 
 from augury.loader import plan_of as plan_of
 from augury.memory_limit import n_bytes_for_prompts as n_bytes_for_prompts
 
-__all__ = [name for name, each in vars().items() if name[0] != "_" and type(each).__name__ != "module"]
+globals()["__all__"] = [name for name, each in vars().items() if name[0] != "_" and type(each).__name__ != "module"]

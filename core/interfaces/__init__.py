@@ -23,4 +23,4 @@ from augury.interfaces.source import (
     StoredModel as StoredModel,
 )
 
-__all__ = [name for name, each in vars().items() if name[0] != "_" and type(each).__name__ != "module"]
+globals()["__all__"] = [name for name, each in vars().items() if name[0] != "_" and type(each).__name__ != "module"]

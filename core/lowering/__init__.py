@@ -56,4 +56,4 @@ from augury.lowering.operations import (
     SetLayerInputs as SetLayerInputs,
 )
 
-__all__ = [name for name, each in vars().items() if name[0] != "_" and type(each).__name__ != "module"]
+globals()["__all__"] = [name for name, each in vars().items() if name[0] != "_" and type(each).__name__ != "module"]

@@ -7,6 +7,9 @@ import numpy as np
 from attrs import frozen
 
 from augury import Draft, Drafter, Engine, RequestParams, Result, Running, Token, option
+from augury.drafter import Ask
+from augury.model import Attention, Linear, Multiply
+from augury.plugin import align_rows
 
 
 def ask(engine: Engine, texts: list[str], ids: list[list[int]], **params: Unpack[RequestParams]) -> None:
@@ -22,6 +25,13 @@ def ask(engine: Engine, texts: list[str], ids: list[list[int]], **params: Unpack
     assert_type(engine.submit("a", n=2), list[Running])
     for piece in engine.stream("a", **params):
         assert_type(piece, Token)
+
+
+def build(ask: Ask, attention: Attention, multiply: Multiply) -> None:
+    assert_type(ask.limit, int)
+    assert_type(attention.o, Linear)
+    assert_type(multiply.linears, tuple[Linear, ...])
+    assert_type(align_rows([["a", "b"]]), list[str])
 
 
 async def ask_asynchronously(engine: Engine) -> None:
