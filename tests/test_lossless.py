@@ -246,7 +246,10 @@ def test_three_thousand_tokens_with_every_drafter_in_turn_are_those_of_plain_dec
     assert accepted >= {None, "draft-model", "ngram-map-k", "ngram-mod", "recycle", "suffix"}
 
 
-@pytest.mark.parametrize("drafter", [*HEADS, "mtp-deepseek2", "mtp-gemma4-e", "mtp-qwen35"])
+@pytest.mark.parametrize(
+    "drafter",
+    [*HEADS, *map("mtp-{}".format, ("deepseek2", "deepseek4", "gemma4-e", "glm4moe", "nemotron_h_moe", "qwen35", "qwen4exp"))],
+)
 def test_a_head_is_right_in_half_of_the_cases(drafter):
     """What is accepted is tested as much as what is rejected, where tokens are drawn as well, and at all depths."""
     if drafter in HEADS:

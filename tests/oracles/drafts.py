@@ -39,7 +39,9 @@ QUIET = {  # what layers add to the residual stream, by the ends of its tensors'
     "ffn_down.bias": 0.1,
     "ffn_down.weight": 0.1,
     "ffn_down_exps.weight": 0.1,
-    "ffn_down_shexp.weight": 0.1,
+    "ffn_down_shexp.weight": 0.05,
+    "ffn_latent_up.weight": 0.03,
+    "ple_value.weight": 0.1,
     "post_attention_norm": 0.1,
     "post_ffw_norm": 0.1,
     "shortconv.out_proj.weight": 0.00003,  # of a product of three
@@ -147,9 +149,15 @@ def _agreeing(each: str, shape: tuple[int, ...], values: Callable[[str], np.ndar
     if each.endswith("nextn.eh_proj.weight"):
         return _mixed(shape)
     if each.endswith(("nextn.enorm.weight", "nextn.hnorm.weight")):
-        return np.ones(shape, np.float32)
+        return np.full(shape, shape[0] ** -0.5 if len(shape) > 1 else 1, np.float32)  # of each residual stream a part
     if each.endswith(("nextn.shared_head_norm.weight", "layer_output_norm.weight")):
         return values("output_norm.weight").copy()
+    if each.endswith("nextn.embed_tokens.weight"):
+        return values("token_embd.weight").copy()
+    if each.endswith("nextn.shared_head_head.weight"):
+        return values("output.weight").copy()
+    if "nextn.hc_head_" in each:
+        return values(f"output_hc_{each.partition('hc_head_')[2]}").copy()
     return _predictable(each, shape, values)
 
 
@@ -169,6 +177,8 @@ def _predictable(each: str, shape: tuple[int, ...], values: Callable[[str], np.n
     """What a tensor becomes in a model whose layers say little; None: it stays."""
     if each == "output.weight":
         return np.float32(_SURENESS) * values(each)
+    if each == "output_hc_norm.weight":  # which gates halve
+        return np.float32(2) * values(each)
     if each.endswith("norm.weight"):  # also of residual streams that are normed in every layer
         return np.float32(0.75) + np.float32(0.25) * values(each)
     end = next((end for end in QUIET if each.endswith(end)), None)
