@@ -1,4 +1,4 @@
-"""Tries the chat templates of a folder: are calls read back as each template writes them?
+"""Tries the chat templates of a folder: are calls read back as each template writes them, or else as the server tells them?
 
 `python tests/real_templates.py FOLDER` tells of each template (`*.jinja`) the form that was found. It exits with 1 if the calls
 of one do not come back equal, or if it writes calls in a form that was not learnt.
@@ -15,7 +15,7 @@ from typing import Any
 from augury.errors import AuguryError
 from augury.plugins.server.tools import ChatFormat
 from augury.plugins.server.tools.delta import collect
-from augury.plugins.server.tools.format import HARMONY
+from augury.plugins.server.tools.format import GENERIC, HARMONY
 from augury.plugins.server.tools.parser import AnswerParser
 from augury.text.chat_template import ChatTemplate
 
@@ -65,7 +65,7 @@ def conversation(calls: tuple[dict[str, Any], ...], form: Any, how: tuple[bool, 
 def written(template: ChatTemplate, form: Any, calls: tuple[dict[str, Any], ...], content: str | None) -> str:
     """What the assistant says in the template's own words. Raises `AuguryError` where the template refuses."""
     error: AuguryError | None = None
-    tools = TOOLS if "tools" in template.source else None
+    tools = TOOLS if template.takes_tools else None
     for how in ((False, content), (True, content)):
         try:
             text = template.render(conversation(calls, form, how), tools=tools, add_generation_prompt=False)
@@ -96,9 +96,9 @@ def faults(template: ChatTemplate, form: Any) -> Iterator[str]:
                 text = written(template, form, chosen, content)
             except AuguryError as error:
                 refused.append(error)
-                continue
-            if NAMES[0] not in text:
-                continue
+                text = ""
+            if NAMES[0] not in text:  # then calls are text
+                text = form.written(expected)
             for n in (1, 7, len(text)):
                 try:
                     found: Any = read(form, text, n)
@@ -107,7 +107,7 @@ def faults(template: ChatTemplate, form: Any) -> Iterator[str]:
                 if found != expected:
                     yield f"{text!r} is read as {found!r}"
                     return
-        if len(refused) == len(CONTENTS):
+        if len(refused) == len(CONTENTS) and form is not GENERIC:
             yield f"it writes no calls: {refused[0]}"
             return
 

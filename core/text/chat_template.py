@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 _KEY = "tokenizer.chat_template"
 _OWN_NAMES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 _MAY_BE_SILENT = ("assistant", "tool")  # roles whose messages may have no text
+_UNDEFINED = re.compile(r"'(\w+)' is undefined")
+_MISSED: dict[str, Callable[[Mapping[str, Any], dt.datetime], str]] = {  # in place of `tools` and `strftime_now`
+    "functions": lambda names, _: json.dumps(names["tools"], indent=2) if names.get("tools") else "",
+    "datetime": lambda _, now: f"{now.astimezone(dt.UTC):%b %d %Y %H:%M:%S GMT}",
+}
 _ADVICE = "give a prompt instead of messages, or use another conversion of the model"
 
 
@@ -75,6 +81,7 @@ class ChatTemplate:
         self._now = now
         self._renderer = Renderer()
         self._has_warned = False
+        self._missed: list[str] = []  # names that it fails without
         self._habits = TemplateHabits(self._answered)
 
     @classmethod
@@ -94,6 +101,11 @@ class ChatTemplate:
         of_tools = metadata.get(f"{_KEY}.tool_use")
         tool_source = of_tools if isinstance(of_tools, str) else None
         return cls(source, tokenizer, tool_source=tool_source, parse_special=parse_special)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it writes anything else where there are tools."""
+        return self._habits.takes_tools
 
     def render(
         self,
@@ -124,7 +136,7 @@ class ChatTemplate:
             CapacityError: the process that renders cannot be started.
         """
         checked, names = _checked(messages), _names(tools, kwargs)
-        if tools and "tools" not in self.tool_source and not self._has_warned:
+        if tools and not self._has_warned and not self.takes_tools:
             self._has_warned = True
             message, advice = "the model is not told of tools", "its chat template knows none; describe them in a message"
             get_logger("augury.chat_template").warning(message, reason=advice)
@@ -183,19 +195,22 @@ class ChatTemplate:
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
         source, now = self.tool_source if names.get("tools") else self.source, self._now()
-        if "functions" in source and "datetime" in source:  # firefunction's words for tools and for the time
-            told = json.dumps(names["tools"], indent=2) if names.get("tools") else ""
-            names = {"functions": told, "datetime": f"{now.astimezone(dt.UTC):%b %d %Y %H:%M:%S GMT}"} | names
         names = names | {
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self._special_text("bos"),
             "eos_token": self._special_text("eos"),
         }
-        try:
-            return self._renderer.render(source, names, now)
-        except OSError as error:
-            raise CapacityError(f"the process that renders chat templates cannot be started: {error}") from error
+        while True:
+            try:
+                return self._renderer.render(source, {each: _MISSED[each](names, now) for each in self._missed} | names, now)
+            except OSError as error:
+                raise CapacityError(f"the process that renders chat templates cannot be started: {error}") from error
+            except Failure as error:
+                found = _UNDEFINED.search(str(error))
+                if found is None or found[1] in self._missed or found[1] not in _MISSED:
+                    raise
+                self._missed.append(found[1])
 
     def _can_write(self) -> bool:
         """Whether the template works at all."""

@@ -51,6 +51,12 @@ class TemplateHabits:
         return _SYSTEM in (self._write([{"role": "system", "content": _SYSTEM}, asked], None) or "")
 
     @cached_property
+    def takes_tools(self) -> bool:
+        """Whether anything else is written where there are tools."""
+        asked = [{"role": "user", "content": _ASKED}]
+        return self._write(asked, _TOOLS) != self._write(asked, None)
+
+    @cached_property
     def _of_calls(self) -> _CallHabits:
         usual = (self._write([{"role": "user", "content": _ASKED}], _TOOLS) or "").count("None")
         rendered = []

@@ -99,7 +99,7 @@ class ChatFormat:
         if self.template is None or self.tools is GENERIC:
             return
         name, question = probe_tools()[0]["function"]["name"], {"role": "user", "content": "?"}
-        tools = probe_tools() if "tools" in self.template.tool_source else None
+        tools = probe_tools() if self.template.takes_tools else None
         call = {"id": f"functions.{name}:0", "type": "function", "function": {"name": name, "arguments": {}}}
         with suppress(AuguryError):
             told = self.template.render([question], tools=tools)
@@ -121,7 +121,7 @@ class ChatFormat:
     def _rendered(self, messages: Sequence[Message], *, tools: Any, add_generation_prompt: bool) -> str:
         if self.template is None:
             raise UnsupportedError("this model has no chat template")
-        told = tools if "tools" in self.template.tool_source else None
+        told = tools if self.template.takes_tools else None
         return self.template.render(messages, tools=told, add_generation_prompt=add_generation_prompt, is_fitted=False)
 
     def plan(

@@ -357,9 +357,9 @@ def test_what_a_filter_makes_of_a_list_is_written_as_one_in_json():
         template.close()
 
 
-def test_firefunctions_words_for_tools_and_the_time_are_known():
+def test_a_template_that_fails_without_other_words_for_tools_and_the_time_gets_them():
     now = dt.datetime(2026, 2, 3, 4, 5, 6, tzinfo=dt.timezone(dt.timedelta(hours=1)))
-    template = ChatTemplate("{{ functions }} on {{ datetime }}.", now=lambda: now)
+    template = ChatTemplate("{{ functions + ' on ' + datetime }}.", now=lambda: now)
     question = [{"role": "user", "content": "Q"}]
     try:
         assert template.render(question) == " on Feb 03 2026 03:05:06 GMT."
@@ -367,3 +367,12 @@ def test_firefunctions_words_for_tools_and_the_time_are_known():
         assert template.render(question, kwargs={"functions": "none", "datetime": "Monday"}) == "none on Monday."
     finally:
         template.close()
+
+
+def test_a_template_that_works_without_them_gets_no_other_words(caplog):
+    template = ChatTemplate("{{ functions is defined }}{{ datetime }}{# tools #}{{ messages[0].content }}")
+    try:
+        assert template.render(HELLO, tools=[TOOL]) == "FalseHello"
+    finally:
+        template.close()
+    assert caplog.text.count("the model is not told of tools") == 1  # whatever words it has
