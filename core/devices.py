@@ -39,7 +39,8 @@ def _names(value: Any) -> tuple[str, ...] | None:
     names = value.split(",") if isinstance(value, str) else value
     if names is None:
         return None
-    found = tuple(dict.fromkeys(name.strip() for name in names))
+    names = tuple(name.strip() for name in names)
+    found = tuple(name for i, name in enumerate(names) if name == CPU or name not in names[:i])
     if not all(found) or ("none" in found and len(found) > 1):
         raise OptionError(f"devices are {value!r}, expected names such as CUDA0,CUDA1, or none")
     return () if found == ("none",) else found
@@ -61,7 +62,8 @@ def _shares(value: Any) -> tuple[float, ...] | None:
 class Placement:
     """Which layers of a model GPUs compute: the last ones. The CPU computes those before; if nothing is said, the backend all.
 
-    The output counts as a layer, after all others, as in llama.cpp. A layer's KV cache is where the layer is.
+    The output counts as a layer, after all others, as in llama.cpp. A layer's KV cache is where the layer is. Where the CPU is
+    named after another device, all named devices share all layers in their order, each as often as it is named.
     """
 
     devices: tuple[str, ...] | None = field(default=None, converter=_names)  # by name, in order; none: (); None: the backend's

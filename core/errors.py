@@ -45,5 +45,9 @@ class PromptTooLongError(CapacityError):
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
 
 
+class LostDeviceError(AuguryError):
+    """A device that computes layers is gone: passes fail until `Model.regain`, and its slots are empty."""
+
+
 class QueueFullError(CapacityError):
     """As many requests wait for a slot as may."""

@@ -59,6 +59,18 @@ def place(registry: Registry, named: Backend, file: ModelFile, plan: ModelPlan, 
     host = partial(_host, registry, named, devices)
     if not gpus:
         return host()
+    names = wanted.devices or ()
+    is_shared = CPU in names[1:]
+    if is_shared:  # all that are named share all layers, the CPU like the others
+        if wanted.gpu_layers is not None:
+            raise OptionError(
+                f"gpu_layers is {wanted.gpu_layers!r}, but the CPU is named after another device: then all devices that are "
+                "named share the layers, by tensor_split; leave one of the two out"
+            )
+        by_name, cpu = {gpu.device.name: gpu for gpu in gpus}, host()
+        by_name[CPU] = _Gpu(cpu, next(device for device in devices(type(cpu)) if device.name == CPU))
+        gpus = [by_name[name] for name in names]
+        options = attrs.evolve(options, placement=attrs.evolve(wanted, tensor_split=wanted.tensor_split or [1.0] * len(gpus)))
     return _Placing(host, gpus, file, plan.for_context(options.n_ctx), options).backend()
 
 
@@ -86,10 +98,20 @@ def _gpus(registry: Registry, named: Backend, wanted: Placement, devices: _Devic
             get_logger("augury.placement").warning("no GPU can be used; the CPU computes all layers", reason=why.lstrip("; "))
         return own_gpus or list(found.values())
     for name in wanted.devices:
+        if name not in found and name != CPU and (gpu := _by_name(registry, name)) is not None:
+            found[name] = gpu
         if name not in found and name != CPU:
             known = ", ".join((*found, CPU, "none"))
             raise OptionError(f"there is no device {name!r}; expected some of {known}{why}")
     return [found[name] for name in wanted.devices if name != CPU]
+
+
+def _by_name(registry: Registry, name: str) -> _Gpu | None:
+    """A device that no backend lists, and one knows by its name."""
+    for kind in registry.backends.values():
+        if (device := kind.device(name)) is not None:
+            return _Gpu(kind(build(kind.options_class, dict(device.options), name)), device)
+    return None
 
 
 def _host(registry: Registry, named: Backend, devices: _Devices) -> Backend:
@@ -199,8 +221,8 @@ class _Placing:
             made.insert(0, Stage(self._host(), 0, first, CPU))
         if len(made) == 1:
             return made[0].backend
-        facts = {stage.device: _layers(stage.first, stage.end, self._n) for stage in made}
-        get_logger("augury.placement").info("the model is computed in stages", model=self._what, **facts)
+        told = ", ".join(f"{stage.device}: {_layers(stage.first, stage.end, self._n)}" for stage in made)
+        get_logger("augury.placement").info("the model is computed in stages", model=self._what, stages=told)
         return StagedBackend(made)
 
 

@@ -12,6 +12,7 @@ from augury.engine.stats import (
 from augury.errors import (
     AuguryError as AuguryError,
     CapacityError as CapacityError,
+    LostDeviceError as LostDeviceError,
     ModelFileError as ModelFileError,
     OptionError as OptionError,
     PluginError as PluginError,

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from augury.batch import Batch, check_batch
 from augury.devices import CPU
+from augury.errors import UnsupportedError
 from augury.interfaces import Backend, Model
 from augury.options import NoOptions
 from augury.passes import Pass
@@ -58,10 +59,12 @@ class StagedBackend(Backend):
         return _joined([each.backend.state_spec(plan.stage(each.first, each.end), options) for each in self._stages])
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
-        plan, models = plan.for_context(options.n_ctx), list[Model]()
+        plan, models, isas = plan.for_context(options.n_ctx), list[Model](), dict[str, str]()
         try:
             for stage in self._stages:
                 models.append(stage.backend.load(file, plan.stage(stage.first, stage.end), options, progress))
+                isa = models[-1].isa
+                _check_isa(stage, isa, isas.setdefault(stage.backend.computed_by, isa))
         except BaseException:
             for model in models:
                 model.close()
@@ -118,6 +121,17 @@ class StagedModel(Model):
         for _, model in self._stages:
             model.slot_written()
 
+    def copy(self, source: int, target: int, n: int) -> None:
+        for _, model in self._stages:
+            model.copy(source, target, n)
+
+    @property
+    def is_lost(self) -> bool:
+        return any(model.is_lost for _, model in self._stages)
+
+    def regain(self, wait_s: float) -> bool:
+        return all([model.regain(wait_s) for _, model in self._stages])  # noqa: C419 - each is to begin
+
     def memory_table(self) -> Sequence[Allocation]:
         return [line for _, model in self._stages for line in model.memory_table()]
 
@@ -159,6 +173,15 @@ class _StagedPass(Pass):
 
     def first(self, n: int) -> Pass:
         return _StagedPass(self._last.first(n), self._before_s, self._features, self._of_last)
+
+
+def _check_isa(stage: Stage, isa: str, other: str) -> None:
+    if isa != other:
+        name = stage.backend.computed_by
+        raise UnsupportedError(
+            f"{stage.device} computes with instruction set {isa}, devices before it with {other}: {name} has other bits then; "
+            "set AUGURY_CPU_ISA to one that all of them have"
+        )
 
 
 def _joined(specs: Sequence[StateSpec]) -> StateSpec:

@@ -123,6 +123,8 @@ class NumbaCpuModel(Model):
         columns = (tokens, positions, slots, cells)
         hidden = None if batch.hidden is None else np.ascontiguousarray(batch.hidden if is_sorted else batch.hidden[order])
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features} if batch.features else {}
+        if not n:  # what comes before all tokens is done
+            return self._result(self._logits[:0], None, features)
         if n <= MAX_TOKENS:
             program, narrow = self._program(batch, n)
             self._pass(columns, parents, rows, 0, 0, program.at(0, hidden, features))

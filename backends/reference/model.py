@@ -47,6 +47,9 @@ class ReferenceModel(Model):
         if mtp is None or batch.accepted is not None:  # layers that predict further tokens compute accepted tokens anew
             for block in chain(*self._blocks[: len(plan.layers)], (self._ends[plan.embedding], self._ends[plan.output])):
                 block.begin(batch)
+        if not len(batch.tokens):  # that was all there is to do
+            of_none = {name: np.empty((0, self.features[name]), np.float32) for name in batch.features}
+            return ArrayPass(np.empty((0, self.info.n_vocab), np.float32), of_none)
         ends, n_streams, n = plan if mtp is None else mtp, plan.embedding.n_streams, len(batch.tokens)
         embedded, inputs = self._embed(ends.embedding, batch, tree)
         streams = np.repeat(embedded[:, None], n_streams, axis=1)

@@ -14,8 +14,11 @@ from augury.batch import (
 )
 from augury.devices import CPU as CPU, DeviceInfo as DeviceInfo, Placement as Placement
 from augury.files.cache import cache_folder as cache_folder, packed_name as packed_name
+from augury.files.models import open_model as open_model
+from augury.files.quantized import quantized as quantized
 from augury.hookspecs import hookimpl as hookimpl
 from augury.interfaces import Backend as Backend, Model as Model, Progress as Progress
+from augury.loader import make_backend as make_backend, plan_of as plan_of
 from augury.lowering.rewrites import (
     ACTIVATE_PRODUCTS as ACTIVATE_PRODUCTS,
     ADD_SUMS as ADD_SUMS,
@@ -36,6 +39,7 @@ from augury.passes import ArrayPass as ArrayPass, NamedPass as NamedPass, Pass a
 from augury.profile import KernelTime as KernelTime, Limits as Limits, Profiled as Profiled
 from augury.types import (
     CACHE_BLOCK as CACHE_BLOCK,
+    CACHE_TYPES as CACHE_TYPES,
     Allocation as Allocation,
     ModelInfo as ModelInfo,
     ModelOptions as ModelOptions,

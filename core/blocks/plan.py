@@ -110,6 +110,7 @@ class ModelPlan:
     # of a model that drafts for another one: the features that its hidden states are made of, side by side; empty names: zeros
     hidden_of: tuple[str, ...] = ()
     block: DraftBlock | None = None  # of a model that drafts several tokens with one pass
+    span: tuple[int, int] | None = None  # of a stage: which layers of the whole model, as `stage` was asked for them
     form: str = ""  # what `for_context` chose, where slots of other lengths have other states for the same text
 
     @property
@@ -313,7 +314,9 @@ class ModelPlan:
             embedding = Embedding(None, embedding.n_vocab, embedding.n_embd, n_streams=embedding.n_streams)
         if end <= n_layers:
             output = Output(None, None)
-        part = evolve(self, embedding=embedding, layers=layers, output=output, mtp=self.mtp if end > n_layers else ())
+        part = evolve(
+            self, embedding=embedding, layers=layers, output=output, mtp=self.mtp if end > n_layers else (), span=(first, end)
+        )
         return part.with_blocks(lambda block: _moved(block, first))
 
     def check_start(self, first: int) -> None:

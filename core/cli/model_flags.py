@@ -153,13 +153,15 @@ def add_placement_flags(group: Any) -> None:
         "-dev",
         "--device",
         metavar="NAME,...",
-        help="the GPUs, such as CUDA0,CUDA1, or none; see augury plugins (default: those of the backend)",
+        help="the GPUs, such as CUDA0,CUDA1, or none, see augury plugins; or other machines, as in CPU,node:HOST:PORT,CPU: if "
+        "the CPU is named after another device, all that are named share the layers (default: those of the backend)",
     )
     group.add_argument(
         "-ts",
         "--tensor-split",
         metavar="X,X,...",
-        help="shares of the layers that each GPU gets, such as 3,1 (default: as many as fit, GPU by GPU)",
+        help="shares of the layers that each GPU gets, such as 3,1 (default: as many as fit, GPU by GPU; with other machines "
+        "equal ones)",
     )
 
 

@@ -104,6 +104,8 @@ class ModelFile:
     # the same content; empty if it was not read from files
     identity: tuple[tuple[int, ...], ...] = ()
     head: bytes = b""  # a hash of the files' headers
+    reference: str = field(default="", init=False)  # by which `open_model` found it; empty of one that was put together
+    quant: str | None = field(default=None, init=False)  # what its matrices were quantised to for this use, see `quantized`
     target: ModelFile | None = field(default=None, init=False)  # whose tensors a draft model's borrows, see `BORROWED`
     # by backend and tensor, the weights that a backend made of a tensor, as long as it holds them
     in_memory: WeakValueDictionary[tuple[str, str], Any] = field(factory=WeakValueDictionary, init=False)

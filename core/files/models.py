@@ -44,8 +44,11 @@ def open_model(
     """
     path = resolve(reference, registry, progress)
     if path.is_dir() and (found := next((each for each in registry.formats.values() if each.handles(path)), None)):
-        return found.open(path).overridden(override_kv)
-    return ModelFile.open(path, override_kv)
+        file = found.open(path).overridden(override_kv)
+    else:
+        file = ModelFile.open(path, override_kv)
+    file.reference = str(reference)
+    return file
 
 
 def source_of(reference: str, registry: Registry) -> type[Source]:

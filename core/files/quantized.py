@@ -58,7 +58,9 @@ def quantized(file: ModelFile, quant: str, progress: Progress) -> ModelFile:
             raise ModelFileError(
                 f"{file.path}: {reason}; make room there, or use it as it is (--spec-draft-quant none)"
             ) from error
-    return ModelFile.open(path)
+    made = ModelFile.open(path)
+    made.reference, made.quant = file.reference, quant
+    return made
 
 
 def _write(writer: GGUFWriter, file: ModelFile, kind: TensorType, progress: Progress) -> None:

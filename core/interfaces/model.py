@@ -94,6 +94,19 @@ class Model(SlotStates, ABC):
             ModelFileError: One was cut short or written over. Then every request is refused, before a pass reads it.
         """
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a device is gone, as another machine may be: passes raise `LostDeviceError`. By default it cannot be."""
+        return False
+
+    def regain(self, wait_s: float) -> bool:  # noqa: ARG002 - for models that can
+        """Wait so long for a lost device; returns whether it computes again. Its slots are empty then.
+
+        Raises:
+            AuguryError: It is back, and computes something else now.
+        """
+        return True
+
     @abstractmethod
     def memory_table(self) -> Sequence[Allocation]:
         """The memory of the model, line by line; the lines sum to all that it allocated."""
@@ -133,9 +146,23 @@ class Backend(Plugin, ABC):
         n_bytes = n_bytes_of_machine()
         return (DeviceInfo(CPU, "this machine", n_bytes, n_bytes),)
 
+    @classmethod
+    def device(cls, name: str) -> DeviceInfo | None:  # noqa: ARG003 - for backends that know more than `devices` tells
+        """A device that is found by its name alone, as one on another machine is; None, as by default: it is not one of these.
+
+        Raises:
+            AuguryError: It is one, and cannot be used.
+        """
+        return None
+
     @property
     def title(self) -> str:
         """Its name in reports."""
+        return self.name
+
+    @property
+    def computed_by(self) -> str:
+        """The name of the backend whose kernels compute it: stages of the same name have one instruction set."""
         return self.name
 
     @abstractmethod

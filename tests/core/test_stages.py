@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from oracles.drafts import MTP, mtp_file, runs
 from oracles.models import file_for_plans, tiny_file
-from oracles.passes import hidden_states, mtp, run_of, tree_of
+from oracles.passes import all_that_passes_tell, hidden_states, mtp, run_of, tree_of
 from oracles.states import Text, assert_same_state, play
 
 from augury import Registry
@@ -28,7 +28,6 @@ CUTS = {
     "kimi-k3-moe": (),
 }
 STREAMS = {"deepseek4-moe": (1, 2, 3, 4), "hy_v4-moe": (2,), "glm5-next-moe": (1, 2), "qwen4exp-moe": (1, 2, 3)}
-TOKENS = np.random.default_rng(3).integers(0, 100, 9).astype(np.int32)
 
 
 def staged(name, *backends, at=(1,), **options):
@@ -44,34 +43,13 @@ def staged(name, *backends, at=(1,), **options):
     return model
 
 
-def all_that_passes_tell(model):
-    """Logits and features of a prompt, a tree, what follows its second path, early exits, and a slot that was copied."""
-    n_layers, names = model.info.n_layers, tuple(model.features)
-    is_drafted = bool(model.state_spec.n_bytes_per_sequence)
-
-    def drafted(batch):
-        return attrs.evolve(batch, is_drafted=np.ones(len(batch.tokens), bool)) if is_drafted else batch
-
-    passed = model.forward(attrs.evolve(run_of(TOKENS, rows=[2, 8]), features=names))
-    yield from [passed.rows(), *map(passed.features, names)]
-    yield model.forward(drafted(tree_of([5, 6, 7, 8], [-1, 0, 0, 2], start=9))).rows()
-    accepted = np.int32([[0, 9, 9], [0, 11, 10], [0, 12, 11]])
-    first = attrs.evolve(drafted(run_of([1, 2, 3], start=12)), layers=(0, 1), accepted=accepted)  # concerns all layers
-    yield model.forward(first).rows()
-    yield from (model.forward(attrs.evolve(first, layers=(0, end), accepted=None)).rows() for end in range(2, n_layers + 1))
-    yield model.forward(run_of([9], start=12)).rows()
-    model.restore(1, model.save(0, 13))
-    model.copy(1, 2, 13)
-    yield model.forward(attrs.evolve(run_of([3], start=13, slot=2), features=names[-1:])).features(names[-1])
-
-
 def check_stages(name, backend, cuts):
     """See that a model in two stages is the whole model."""
     whole = staged(name, backend)
     right = [array.copy() for array in all_that_passes_tell(whole)]
     whole.close()
-    for cut in cuts:
-        model = staged(name, backend, backend, at=(cut,))
+    for at in [*((cut,) for cut in cuts), cuts[:2]]:
+        model = staged(name, *[backend] * (len(at) + 1), at=at)
         for found, expected in zip(all_that_passes_tell(model), right, strict=True):
             assert np.array_equal(found, expected)
         model.close()

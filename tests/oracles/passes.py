@@ -59,3 +59,25 @@ def mtp(model, tokens, start, hidden, *, slot=0, rows=None, layer=0):
     batch = Batch.chain(tokens, start=at, slot=slot, rows=rows, part=name, hidden=given, features=(part.output,))
     passed = model.forward(batch)
     return passed.rows().copy(), passed.features(part.output).copy()
+
+
+def all_that_passes_tell(model):
+    """Logits and features of a prompt, a tree, what follows its second path, early exits, and a slot that was copied."""
+    tokens = np.random.default_rng(3).integers(0, 100, 9).astype(np.int32)
+    n_layers, names = model.info.n_layers, tuple(model.features)
+    is_drafted = bool(model.state_spec.n_bytes_per_sequence)
+
+    def drafted(batch):
+        return attrs.evolve(batch, is_drafted=np.ones(len(batch.tokens), bool)) if is_drafted else batch
+
+    passed = model.forward(attrs.evolve(run_of(tokens, rows=[2, 8]), features=names))
+    yield from [passed.rows(), *map(passed.features, names)]
+    yield model.forward(drafted(tree_of([5, 6, 7, 8], [-1, 0, 0, 2], start=9))).rows()
+    accepted = np.int32([[0, 9, 9], [0, 11, 10], [0, 12, 11]])
+    first = attrs.evolve(drafted(run_of([1, 2, 3], start=12)), layers=(0, 1), accepted=accepted)  # concerns all layers
+    yield model.forward(first).rows()
+    yield from (model.forward(attrs.evolve(first, layers=(0, end), accepted=None)).rows() for end in range(2, n_layers + 1))
+    yield model.forward(run_of([9], start=12)).rows()
+    model.restore(1, model.save(0, 13))
+    model.copy(1, 2, 13)
+    yield model.forward(attrs.evolve(run_of([3], start=13, slot=2), features=names[-1:])).features(names[-1])

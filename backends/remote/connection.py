@@ -1,0 +1,105 @@
+"""A socket to a node: one question at a time, and word within seconds when the node is gone."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from augury.backends.remote.wire import FRAME_BYTES, Message
+from augury.errors import AuguryError, CapacityError, LostDeviceError, ModelFileError, OptionError, UnsupportedError
+
+if TYPE_CHECKING:
+    import zmq
+
+_BEAT_MS = 1000  # between signs of life, which the other side's library answers while it computes
+_SILENCE_MS = 2500  # after one of them, until the other side counts as gone: 3.5 s in all
+_ERRORS = {kind.__name__: kind for kind in (AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError)}
+
+
+def zmq_library() -> Any:
+    """The library ZeroMQ, imported when a node is asked for.
+
+    Raises:
+        UnsupportedError: It is not installed.
+    """
+    try:
+        import zmq
+    except ImportError:
+        raise UnsupportedError("nodes need pyzmq, which is not installed; pip install 'augury[nodes]'") from None
+    return zmq
+
+
+def tune(socket: zmq.Socket[bytes], address: str) -> None:
+    """Set what both sides have: limits of messages, signs of life, and no wait at the end."""
+    zmq = zmq_library()
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, int("[" in address))
+    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+
+
+class Connection:
+    """A connection to the node at an address. One thread at a time may use it."""
+
+    def __init__(self, address: str) -> None:
+        """Begin to connect, and wait for nothing."""
+        zmq = zmq_library()
+        self._address, self._is_up = address, False
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        tune(self._socket, address)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        try:
+            self._socket.connect(f"tcp://{address}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise OptionError(f"node:{address} is no address ({error}), expected node:HOST:PORT") from None
+
+    def ask(self, message: Message, timeout_s: float | None = None) -> Message:
+        """Send a message and wait for the answer.
+
+        Raises:
+            LostDeviceError: The node is gone, or has not answered in time.
+            AuguryError: By its kind, what the node answers instead.
+        """
+        self.send(message)
+        if (answer := self.receive(timeout_s)) is None:
+            raise LostDeviceError(f"no answer from a node at {self._address}; is `augury node --listen` running there?")
+        return answer
+
+    def send(self, message: Message) -> None:
+        """Send a message, or keep it until there is a connection."""
+        self._socket.send_multipart(message.frames(), copy=False)
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """The answer to what was sent, or None if none has come so far."""
+        end = None if timeout_s is None else monotonic() + timeout_s
+        while True:
+            ready = dict(self._poller.poll(None if end is None else max(end - monotonic(), 0) * 1000))
+            if self._socket in ready:
+                answer = Message.of(self._socket.recv_multipart())
+                if answer.kind == "error":
+                    raise _ERRORS.get(answer.text("error"), AuguryError)(f"node {self._address}: {answer.text('text')}")
+                if answer.kind != "done":
+                    continue  # the node sees who is still there
+                return answer
+            if self._monitor in ready:
+                self._heed()
+            elif not ready:
+                return None
+
+    def _heed(self) -> None:
+        from zmq.utils.monitor import recv_monitor_message
+
+        if recv_monitor_message(self._monitor)["event"] == zmq_library().EVENT_DISCONNECTED:
+            raise LostDeviceError(f"the node at {self._address} is gone")
+        raise UnsupportedError(f"the node at {self._address} does not take this key; name its key file in AUGURY_NODE_KEY")
+
+    def close(self) -> None:
+        """End the connection. May be called twice."""
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)
