@@ -12,6 +12,7 @@ from augury.plugins.architectures.rope import local_size
 from augury.plugins.architectures.transformer import Transformer, own_norms
 
 _PERIOD = 4  # one layer in four sees everything, where files do not say otherwise
+_WINDOWS = {"period": _PERIOD, "is_required": True}
 _N_LAYERS_NORMED = 64  # from so many on, heads are normed; files do not say so
 
 
@@ -29,16 +30,16 @@ class CommandR(Transformer):
         return own_norms(decoder, layer) if decoder.n_layers >= _N_LAYERS_NORMED else {}
 
 
-class Cohere2(Transformer):
-    """Three layers of four see a window only, and they alone have rope."""
-
-    name = "cohere2"
-    decoder_args = {"norm": NormKind.LAYER}
-    rope_args = None
-    local_rotary = {"is_interleaved": True, "n_rot": local_size}
-    windows = {"period": _PERIOD, "is_required": True}
-    ffn_args = {"norm": "attn_norm", "is_parallel": True, "has_scales": True}
-    output_args = {"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0}
+Cohere2 = Transformer.family(
+    "cohere2",
+    "Three layers of four see a window only, and they alone have rope.",
+    decoder_args={"norm": NormKind.LAYER},
+    rope_args=None,
+    local_rotary={"is_interleaved": True, "n_rot": local_size},
+    windows=_WINDOWS,
+    ffn_args={"norm": "attn_norm", "is_parallel": True, "has_scales": True},
+    output_args={"is_tied": True, "scale": lambda decoder: decoder.keys.number("logit_scale") or 1.0},
+)
 
 
 class Cohere2Moe(Transformer):
@@ -46,7 +47,7 @@ class Cohere2Moe(Transformer):
 
     name = "cohere2moe"
     rope_args = {"is_interleaved": True, "has_factors": True}
-    windows = {**Cohere2.windows, "is_first": True, "has_mtp": True}
+    windows = {**_WINDOWS, "is_first": True, "has_mtp": True}
     ffn_args = Cohere2.ffn_args
     experts = {
         **Cohere2.ffn_args,

@@ -9,11 +9,7 @@ from augury.plugins.architectures.transformer import Transformer
 _N_LAYERS_32B = 64  # this size alone has windows; files of others may state one, which means nothing
 
 
-class Exaone(Transformer):
-    """As Llama."""
-
-    name = "exaone"
-    rope_args = {"has_factors": True}
+Exaone = Transformer.family("exaone", "As Llama.", rope_args={"has_factors": True})
 
 
 class Exaone4(Transformer):
@@ -33,12 +29,12 @@ class Exaone4(Transformer):
         return Layer(attention, cls.feed_forward(decoder, layer))
 
 
-class ExaoneMoe(Transformer):
-    """Normed heads; layers with a window have rope, and the others none; experts, one of them shared."""
-
-    name = "exaone-moe"
-    rope_args = None
-    local_rotary = {"has_factors": True}
-    windows = {"period": 4, "is_required": True}
-    attention_args = {"has_head_norms": True}
-    experts = {"has_weights_scale": True}
+ExaoneMoe = Transformer.family(
+    "exaone-moe",
+    "Normed heads; layers with a window have rope, and the others none; experts, one of them shared.",
+    rope_args=None,
+    local_rotary={"has_factors": True},
+    windows={"period": 4, "is_required": True},
+    attention_args={"has_head_norms": True},
+    experts={"has_weights_scale": True},
+)

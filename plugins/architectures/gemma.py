@@ -51,34 +51,32 @@ class Gemma(Transformer):
     output_args = {"is_tied": True}
 
 
-class Gemma2(Gemma):
-    """Norms before and after attention and feed-forward, soft caps; every other layer sees a window only."""
-
-    name = "gemma2"
-    local_rotary = {"base": local_base}
-    windows = {"period": 2, "default": 4096}
-    attention_args = {
+Gemma2 = Gemma.family(
+    "gemma2",
+    "Norms before and after attention and feed-forward, soft caps; every other layer sees a window only.",
+    local_rotary={"base": local_base},
+    windows={"period": 2, "default": 4096},
+    attention_args={
         "has_post_norm": True,
         "scale": _scale,
         "softcap": lambda decoder, _: decoder.keys.positive("attn_logit_softcapping", 50.0),
-    }
-    ffn_args = {**Gemma.ffn_args, "has_post_norm": True}
-    output_args = {"is_tied": True, "softcap": lambda decoder: decoder.keys.positive("final_logit_softcapping", 30.0)}
-
-
-class Gemma3(Gemma):
-    """Normed heads; five layers of six see a window only, with a rope of their own."""
-
-    name = "gemma3"
-    local_rotary = {"base": own_local_base, "is_scaled": False}
-    windows = {"period": 6}
-    attention_args = {
+    },
+    ffn_args={**Gemma.ffn_args, "has_post_norm": True},
+    output_args={"is_tied": True, "softcap": lambda decoder: decoder.keys.positive("final_logit_softcapping", 30.0)},
+)
+Gemma3 = Gemma.family(
+    "gemma3",
+    "Normed heads; five layers of six see a window only, with a rope of their own.",
+    local_rotary={"base": own_local_base, "is_scaled": False},
+    windows={"period": 6},
+    attention_args={
         "has_head_norms": True,
         "has_post_norm": True,
         "scale": _scale,
-    }  # llama.cpp reads no `attention.scale` here
-    ffn_args = Gemma2.ffn_args
-    output_args = {"softcap": lambda decoder: decoder.keys.number("final_logit_softcapping", 0.0) or None}
+    },  # llama.cpp reads no `attention.scale` here
+    ffn_args=Gemma2.ffn_args,
+    output_args={"softcap": lambda decoder: decoder.keys.number("final_logit_softcapping", 0.0) or None},
+)
 
 
 class Gemma4(Gemma):

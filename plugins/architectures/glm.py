@@ -10,13 +10,9 @@ from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import axes, plain
 from augury.plugins.architectures.transformer import Transformer
 
-
-class ChatGLM(Transformer):
-    """Rope over a part of each head, fused gates."""
-
-    name = "chatglm"
-    rope_args = {"is_interleaved": True}
-    ffn_args = {"gate": "fused"}
+ChatGLM = Transformer.family(
+    "chatglm", "Rope over a part of each head, fused gates.", rope_args={"is_interleaved": True}, ffn_args={"gate": "fused"}
+)
 
 
 def _gate(decoder: Decoder, layer: int) -> Literal["own", "fused"]:
@@ -24,13 +20,13 @@ def _gate(decoder: Decoder, layer: int) -> Literal["own", "fused"]:
     return "own" if f"blk.{layer}.ffn_gate.weight" in decoder.file.tensors else "fused"
 
 
-class Glm4(Transformer):
-    """Norms after attention and feed-forward, too; models that see images have positions on axes."""
-
-    name = "glm4"
-    rope_args = {"sections": axes, "is_interleaved": lambda decoder: axes(decoder) is None}
-    attention_args = {"has_post_norm": True}
-    ffn_args = {"gate": _gate, "has_post_norm": True}
+Glm4 = Transformer.family(
+    "glm4",
+    "Norms after attention and feed-forward, too; models that see images have positions on axes.",
+    rope_args={"sections": axes, "is_interleaved": lambda decoder: axes(decoder) is None},
+    attention_args={"has_post_norm": True},
+    ffn_args={"gate": _gate, "has_post_norm": True},
+)
 
 
 class CogVLM(Transformer):
@@ -55,12 +51,12 @@ class CogVLM(Transformer):
         }
 
 
-class Glm4Moe(Transformer):
-    """GLM 4.5: heads may be normed; the first layers have no experts."""
-
-    name = "glm4moe"
-    rope_args = {"sections": axes}
-    attention_args = {"has_head_norms": lambda decoder, layer: f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors}
-    ffn_args = {"norm": "post_attention_norm"}
-    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "norm": "post_attention_norm"}
-    mtp_hidden = "output"
+Glm4Moe = Transformer.family(
+    "glm4moe",
+    "GLM 4.5: heads may be normed; the first layers have no experts.",
+    rope_args={"sections": axes},
+    attention_args={"has_head_norms": lambda decoder, layer: f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors},
+    ffn_args={"norm": "post_attention_norm"},
+    experts={"has_weights_scale": True, "fallback": Gating.SIGMOID, "norm": "post_attention_norm"},
+    mtp_hidden="output",
+)

@@ -22,20 +22,15 @@ def _slopes(decoder: Decoder, layer: int) -> tuple[float, ...] | None:
     return slopes(decoder.n_heads[layer], decoder.keys.number("attention.max_alibi_bias", 0.0, most=1024.0))
 
 
-class Gpt2(Transformer):
-    """Positions are learned."""
-
-    name = "gpt2"
-    decoder_args = {"norm": NormKind.LAYER}
-    rope_args = None
-    ffn_args = _UNGATED
-    embedding_args = {"positions": _positions}
-
-
-class Starcoder(Gpt2):
-    """As GPT-2, with few key and value heads."""
-
-    name = "starcoder"
+Gpt2 = Transformer.family(
+    "gpt2",
+    "Positions are learned.",
+    decoder_args={"norm": NormKind.LAYER},
+    rope_args=None,
+    ffn_args=_UNGATED,
+    embedding_args={"positions": _positions},
+)
+Starcoder = Gpt2.family("starcoder", "As GPT-2, with few key and value heads.")
 
 
 class Starcoder2(Transformer):
@@ -57,22 +52,20 @@ class Codeshell(Starcoder2):
         return Decoder(file, **cls.decoder_args, embedding=name)
 
 
-class PocketTTS(Transformer):
-    """The language model of Pocket TTS, which has no logits of its own."""
-
-    name = "pockettts"
-    decoder_args = {"norm": NormKind.LAYER}
-    rope_args = {"is_interleaved": True}
-    ffn_args = _UNGATED
-    output_args = {"is_tied": True}
-
-
-class GptNeox(Transformer):
-    """Attention and feed-forward in parallel, each with a norm of its own, or in sequence, as the file says."""
-
-    name = "gptneox"
-    decoder_args = {"norm": NormKind.LAYER}
-    ffn_args = {**_UNGATED, "is_parallel": lambda decoder, _: decoder.keys.flag("use_parallel_residual")}
+PocketTTS = Transformer.family(
+    "pockettts",
+    "The language model of Pocket TTS, which has no logits of its own.",
+    decoder_args={"norm": NormKind.LAYER},
+    rope_args={"is_interleaved": True},
+    ffn_args=_UNGATED,
+    output_args={"is_tied": True},
+)
+GptNeox = Transformer.family(
+    "gptneox",
+    "Attention and feed-forward in parallel, each with a norm of its own, or in sequence, as the file says.",
+    decoder_args={"norm": NormKind.LAYER},
+    ffn_args={**_UNGATED, "is_parallel": lambda decoder, _: decoder.keys.flag("use_parallel_residual")},
+)
 
 
 class Falcon(Transformer):
@@ -89,64 +82,47 @@ class Falcon(Transformer):
         return {"norm": "attn_norm_2" if has_two else "attn_norm"}
 
 
-class Bloom(Transformer):
-    """Distances lower scores in place of rope; the embedding is normed."""
-
-    name = "bloom"
-    decoder_args = {"norm": NormKind.LAYER}
-    rope_args = None
-    attention_args = {"slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)}
-    ffn_args = _UNGATED
-    embedding_args = {"norm": lambda decoder: decoder.norm("token_embd_norm")}
-
-
-class Jais(Bloom):
-    """With gates, and scores scaled by 1 / D."""
-
-    name = "jais"
-    attention_args = {"slopes": _slopes, "scale": lambda decoder, _: 1.0 / decoder.head_dim}
-    ffn_args = {}
-    embedding_args = {}
-
-
-class Mpt(Bloom):
-    """Clamped queries, keys and values; some models have learned positions, normed queries and keys, or divisors."""
-
-    name = "mpt"
-    attention_args = {
+Bloom = Transformer.family(
+    "bloom",
+    "Distances lower scores in place of rope; the embedding is normed.",
+    decoder_args={"norm": NormKind.LAYER},
+    rope_args=None,
+    attention_args={"slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)},
+    ffn_args=_UNGATED,
+    embedding_args={"norm": lambda decoder: decoder.norm("token_embd_norm")},
+)
+Jais = Bloom.family(
+    "jais",
+    "With gates, and scores scaled by 1 / D.",
+    attention_args={"slopes": _slopes, "scale": lambda decoder, _: 1.0 / decoder.head_dim},
+    ffn_args={},
+    embedding_args={},
+)
+Mpt = Bloom.family(
+    "mpt",
+    "Clamped queries, keys and values; some models have learned positions, normed queries and keys, or divisors.",
+    attention_args={
         "slopes": _slopes,
         "clamp": lambda decoder, _: decoder.keys.number("attention.clamp_kqv", 0.0) or None,
         # llama.cpp clamps before it norms, as `Attention` does
         "has_joint_norms": lambda decoder, layer: f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors,
-    }
-    ffn_args = {
+    },
+    ffn_args={
         **_UNGATED,
         "divisors": lambda decoder, layer: decoder.optional_vector(f"blk.{layer}.ffn.act.scales", decoder.n_ff[layer]),
-    }
-    embedding_args = {
+    },
+    embedding_args={
         "positions": lambda decoder: _positions(decoder) if "position_embd.weight" in decoder.file.tensors else None
-    }
-
-
-class Jais2(Transformer):
-    """Squared ReLU without a gate."""
-
-    name = "jais2"
-    decoder_args = {"norm": NormKind.LAYER}
-    ffn_args = {**_UNGATED, "activation": Activation.RELU_SQUARED}
-
-
-class Nemotron(Jais2):
-    """As Jais 2."""
-
-    name = "nemotron"
-
-
-class Orion(Transformer):
-    """With gates."""
-
-    name = "orion"
-    decoder_args = {"norm": NormKind.LAYER}
+    },
+)
+Jais2 = Transformer.family(
+    "jais2",
+    "Squared ReLU without a gate.",
+    decoder_args={"norm": NormKind.LAYER},
+    ffn_args={**_UNGATED, "activation": Activation.RELU_SQUARED},
+)
+Nemotron = Jais2.family("nemotron", "As Jais 2.")
+Orion = Transformer.family("orion", "With gates.", decoder_args={"norm": NormKind.LAYER})
 
 
 class StableLM(Transformer):

@@ -44,13 +44,13 @@ class Granite(GraniteMoe):
         return super().rope(decoder) if decoder.keys.flag("rope.scaling.finetuned", default=True) else None
 
 
-class GraniteHybrid(Granite):
-    """Mamba-2 in layers that have no key heads."""
-
-    name = "granitehybrid"
-    decoder_args = {"least": 0}
-    without_heads = _mamba
-    output_args = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 0.0) or 1.0)}
+GraniteHybrid = Granite.family(
+    "granitehybrid",
+    "Mamba-2 in layers that have no key heads.",
+    decoder_args={"least": 0},
+    without_heads=_mamba,
+    output_args={"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 0.0) or 1.0)},
+)
 
 
 class GraniteSwa(GraniteMoe):
@@ -70,10 +70,10 @@ class GraniteSwa(GraniteMoe):
         return super().layer(decoder, layer, None if has_pattern and not decoder.flags(key, 0)[layer] else rope)
 
 
-class MiniCPM(GraniteMoe):
-    """Scales that the first files do not state, and none of scores."""
-
-    name = "minicpm"
-    attention_args = {"factor": _factor}
-    embedding_args = {"scale": lambda decoder: decoder.keys.number("embedding_scale", 12.0) or 1.0}
-    output_args = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 256.0 / decoder.n_embd) or 1.0)}
+MiniCPM = GraniteMoe.family(
+    "minicpm",
+    "Scales that the first files do not state, and none of scores.",
+    attention_args={"factor": _factor},
+    embedding_args={"scale": lambda decoder: decoder.keys.number("embedding_scale", 12.0) or 1.0},
+    output_args={"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 256.0 / decoder.n_embd) or 1.0)},
+)

@@ -14,9 +14,9 @@ from augury.plugins import architectures
 def augury_architectures() -> list[type[Architecture]]:
     """Offer every architecture that a file of this folder names."""
     files = [import_module(f"{architectures.__name__}.{file.name}") for file in iter_modules(architectures.__path__)]
-    return [kind for file in files for kind in vars(file).values() if _is_named(kind, file.__name__)]
+    return [*dict.fromkeys(kind for file in files for kind in vars(file).values() if _is_named(kind))]
 
 
-def _is_named(kind: object, file: str) -> bool:
-    """Whether something is an architecture of a file with a name of its own, not one to build on."""
-    return isinstance(kind, type) and issubclass(kind, Architecture) and kind.__module__ == file and "name" in vars(kind)
+def _is_named(kind: object) -> bool:
+    """Whether something is an architecture with a name of its own, not one to build on."""
+    return isinstance(kind, type) and issubclass(kind, Architecture) and "name" in vars(kind)

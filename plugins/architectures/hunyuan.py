@@ -23,27 +23,20 @@ class HunyuanDense(Transformer):
         return decoder.rope(base=base, has_factors=True, sections=axes(decoder))
 
 
-class HunyuanVL(HunyuanDense):
-    """The language model of Hunyuan-VL."""
-
-    name = "hunyuan_vl"
-
-
-class HunyuanMoe(Transformer):
-    """Heads are normed after rope; experts, one of them shared."""
-
-    name = "hunyuan-moe"
-    rope_args = {"has_factors": True}
-    attention_args = HunyuanDense.attention_args
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
-
-
-class HyV3(Transformer):
-    """Heads are normed before rope; the first layers have no experts."""
-
-    name = "hy_v3"
-    rope_args = {"has_factors": True}
-    attention_args = {"has_head_norms": True}
-    ffn_args = {"has_scales": True}
-    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": True}
-    mtp_hidden = "output"
+HunyuanVL = HunyuanDense.family("hunyuan_vl", "The language model of Hunyuan-VL.")
+HunyuanMoe = Transformer.family(
+    "hunyuan-moe",
+    "Heads are normed after rope; experts, one of them shared.",
+    rope_args={"has_factors": True},
+    attention_args=HunyuanDense.attention_args,
+    experts={"gating": Gating.SOFTMAX, "is_normalised": True},
+)
+HyV3 = Transformer.family(
+    "hy_v3",
+    "Heads are normed before rope; the first layers have no experts.",
+    rope_args={"has_factors": True},
+    attention_args={"has_head_norms": True},
+    ffn_args={"has_scales": True},
+    experts={"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": True},
+    mtp_hidden="output",
+)

@@ -24,22 +24,20 @@ def _short_convolution(decoder: Decoder, layer: int) -> ShortConvolution:
     )
 
 
-class Lfm2(Transformer):
-    """Gated short convolutions, and attention with normed heads in layers that have key heads; the dense models."""
-
-    name = "lfm2"
-    decoder_args = {"least": 0, "may_have_experts": True}
-    rope_args = {"n_rot": lambda decoder: None if _window(decoder) is None else local_size(decoder)}
-    attention_args = {"has_head_norms": True, "window": lambda decoder, _: _window(decoder)}
-    without_heads = _short_convolution
-    ffn_args = {"has_biases": False}
-    output_args = {"norm": "token_embd_norm"}  # as converters have misnamed it
-
-
-class Lfm2Moe(Lfm2):
-    """The mixtures of experts, whose first layers are dense, without a window."""
-
-    name = "lfm2moe"
-    rope_args = {}
-    attention_args = {"has_head_norms": True}
-    experts = {"is_normalised": True}
+Lfm2 = Transformer.family(
+    "lfm2",
+    "Gated short convolutions, and attention with normed heads in layers that have key heads; the dense models.",
+    decoder_args={"least": 0, "may_have_experts": True},
+    rope_args={"n_rot": lambda decoder: None if _window(decoder) is None else local_size(decoder)},
+    attention_args={"has_head_norms": True, "window": lambda decoder, _: _window(decoder)},
+    without_heads=_short_convolution,
+    ffn_args={"has_biases": False},
+    output_args={"norm": "token_embd_norm"},  # as converters have misnamed it
+)
+Lfm2Moe = Lfm2.family(
+    "lfm2moe",
+    "The mixtures of experts, whose first layers are dense, without a window.",
+    rope_args={},
+    attention_args={"has_head_norms": True},
+    experts={"is_normalised": True},
+)

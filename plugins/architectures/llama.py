@@ -60,55 +60,26 @@ class Smollm3(Transformer):
         return super().layer(decoder, layer, rope if (layer + 1) % 4 else None)
 
 
-class Arcee(Transformer):
-    """Squared ReLU without a gate."""
-
-    name = "arcee"
-    rope_args = _ROPE
-    ffn_args = {"activation": Activation.RELU_SQUARED, "gate": None}
-
-
-class Ernie(Transformer):
-    """As Llama."""
-
-    name = "ernie4_5"
-    decoder_args = {"may_have_experts": True}  # its mixtures have a name of their own
-    rope_args = {"is_interleaved": True}
-    attention_args = {"has_output_bias": False}
-
-
-class Internlm2(Transformer):
-    """As Llama."""
-
-    name = "internlm2"
-    rope_args = {"is_interleaved": True}
-
-
-class Xverse(Internlm2):
-    """As InternLM 2."""
-
-    name = "xverse"
-
-
-class Maincoder(Transformer):
-    """Heads are normed after rope."""
-
-    name = "maincoder"
-    rope_args = {"is_interleaved": True}
-    attention_args = {"has_head_norms": True, "is_rope_first": True}
-
-
-class SeedOss(Transformer):
-    """The feed-forward's norm has another name."""
-
-    name = "seed_oss"
-    ffn_args = {"norm": "post_attention_norm"}
-
-
-class PanguEmbedded(Transformer):
-    """As Llama, except for the order of its rope."""
-
-    name = "pangu-embedded"
+Arcee = Transformer.family(
+    "arcee", "Squared ReLU without a gate.", rope_args=_ROPE, ffn_args={"activation": Activation.RELU_SQUARED, "gate": None}
+)
+Ernie = Transformer.family(
+    "ernie4_5",
+    "As Llama.",
+    decoder_args={"may_have_experts": True},  # its mixtures have a name of their own
+    rope_args={"is_interleaved": True},
+    attention_args={"has_output_bias": False},
+)
+Internlm2 = Transformer.family("internlm2", "As Llama.", rope_args={"is_interleaved": True})
+Xverse = Internlm2.family("xverse", "As InternLM 2.")
+Maincoder = Transformer.family(
+    "maincoder",
+    "Heads are normed after rope.",
+    rope_args={"is_interleaved": True},
+    attention_args={"has_head_norms": True, "is_rope_first": True},
+)
+SeedOss = Transformer.family("seed_oss", "The feed-forward's norm has another name.", ffn_args={"norm": "post_attention_norm"})
+PanguEmbedded = Transformer.family("pangu-embedded", "As Llama, except for the order of its rope.")
 
 
 class BitNet(Transformer):
@@ -125,13 +96,13 @@ class BitNet(Transformer):
         return Layer(attention, decoder.feed_forward(layer, hidden_norm=hidden_norm, has_scales=True))
 
 
-class Refact(Transformer):
-    """Distances lower scores in place of rope."""
-
-    name = "refact"
-    rope_args = None
-    attention_args = {"has_output_bias": False, "slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)}
-    ffn_args = {"has_biases": False}
+Refact = Transformer.family(
+    "refact",
+    "Distances lower scores in place of rope.",
+    rope_args=None,
+    attention_args={"has_output_bias": False, "slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)},
+    ffn_args={"has_biases": False},
+)
 
 
 class Baichuan(Transformer):
@@ -189,19 +160,17 @@ class Deci(Transformer):
         return Layer(mixer, cls.feed_forward(decoder, layer))
 
 
-class ErnieMoe(Ernie):
-    """As Ernie, with experts in some layers, and one that is shared."""
-
-    name = "ernie4_5-moe"
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
-
-
-class PaddleOcr(Transformer):
-    """The language model of PaddleOCR, as Ernie with positions on the axes of an image."""
-
-    name = "paddleocr"
-    decoder_args = Ernie.decoder_args
-    rope_args = {"sections": "blocks"}
+ErnieMoe = Ernie.family(
+    "ernie4_5-moe",
+    "As Ernie, with experts in some layers, and one that is shared.",
+    experts={"gating": Gating.SOFTMAX, "is_normalised": True},
+)
+PaddleOcr = Transformer.family(
+    "paddleocr",
+    "The language model of PaddleOCR, as Ernie with positions on the axes of an image.",
+    decoder_args=Ernie.decoder_args,
+    rope_args={"sections": "blocks"},
+)
 
 
 class Llama4(Transformer):

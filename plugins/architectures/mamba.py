@@ -53,16 +53,16 @@ class FalconH1(Transformer):
         return Layer((attention, attrs.evolve(mamba2(decoder, layer), is_parallel=True)), feed_forward)
 
 
-class Jamba(Transformer):
-    """Mamba, with attention without positions in layers that have key heads."""
-
-    name = "jamba"
-    decoder_args = {"least": 0}
-    rope_args = None
-    attention_args = {"has_output_bias": False}
-    without_heads = mamba
-    ffn_args = {"has_biases": False}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": False}
+Jamba = Transformer.family(
+    "jamba",
+    "Mamba, with attention without positions in layers that have key heads.",
+    decoder_args={"least": 0},
+    rope_args=None,
+    attention_args={"has_output_bias": False},
+    without_heads=mamba,
+    ffn_args={"has_biases": False},
+    experts={"gating": Gating.SOFTMAX, "is_normalised": False},
+)
 
 
 class NemotronH(Architecture):

@@ -17,58 +17,45 @@ from augury.plugins.architectures.transformer import Transformer
 _PERIOD = 4
 
 
-class GptOss(Transformer):
-    """gpt-oss: every other layer sees a window; sinks, biases everywhere, a SwiGLU of its own."""
-
-    name = "gpt-oss"
-    local_rotary = {"base": local_base}
-    windows = {"period": 2, "is_required": True}
-    attention_args = {"sinks": lambda decoder, layer: decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])}
-    experts = {
+GptOss = Transformer.family(
+    "gpt-oss",
+    "gpt-oss: every other layer sees a window; sinks, biases everywhere, a SwiGLU of its own.",
+    local_rotary={"base": local_base},
+    windows={"period": 2, "is_required": True},
+    attention_args={"sinks": lambda decoder, layer: decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])},
+    experts={
         "gating": Gating.SOFTMAX_OF_CHOSEN,
         "is_normalised": False,
         "activation": Activation.SWIGLU_OAI,
         "norm": "post_attention_norm",
-    }
-
-
-class MinimaxM2(Transformer):
-    """Queries and keys are normed over all heads; experts are chosen by sigmoids with a bias."""
-
-    name = "minimax-m2"
-    attention_args = {"has_joint_norms": True}
-    experts = {"is_normalised": True}
-
-
-class Dots1(Transformer):
-    """Normed heads; the first layers have no experts."""
-
-    name = "dots1"
-    attention_args = {"has_head_norms": True}
-    experts = {"has_weights_scale": True}
-
-
-class BailingMoe(Transformer):
-    """Ling 1: one expert is shared."""
-
-    name = "bailingmoe"
-    rope_args = {"is_interleaved": True, "has_factors": True}
-    experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX}
-
-
-class BailingMoe2(Dots1):
-    """Ling 2: normed heads; the first layers have no experts."""
-
-    name = "bailingmoe2"
-
-
-class DeepSeek(Transformer):
-    """The first DeepSeek: its attention is Llama's, and some experts are shared."""
-
-    name = "deepseek"
-    rope_args = {"is_interleaved": True, "has_factors": True}
-    attention_args = {"scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None}
-    experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "is_normalised": False}
+    },
+)
+MinimaxM2 = Transformer.family(
+    "minimax-m2",
+    "Queries and keys are normed over all heads; experts are chosen by sigmoids with a bias.",
+    attention_args={"has_joint_norms": True},
+    experts={"is_normalised": True},
+)
+Dots1 = Transformer.family(
+    "dots1",
+    "Normed heads; the first layers have no experts.",
+    attention_args={"has_head_norms": True},
+    experts={"has_weights_scale": True},
+)
+BailingMoe = Transformer.family(
+    "bailingmoe",
+    "Ling 1: one expert is shared.",
+    rope_args={"is_interleaved": True, "has_factors": True},
+    experts={"has_weights_scale": True, "gating": Gating.SOFTMAX},
+)
+BailingMoe2 = Dots1.family("bailingmoe2", "Ling 2: normed heads; the first layers have no experts.")
+DeepSeek = Transformer.family(
+    "deepseek",
+    "The first DeepSeek: its attention is Llama's, and some experts are shared.",
+    rope_args={"is_interleaved": True, "has_factors": True},
+    attention_args={"scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None},
+    experts={"has_weights_scale": True, "gating": Gating.SOFTMAX, "is_normalised": False},
+)
 
 
 class DeepSeekOcr(Transformer):
@@ -139,15 +126,15 @@ class Laguna(Transformer):
         return {"gate": decoder.linear(name, decoder.n_embd, n_gates, has_scale=False)}
 
 
-class Maple(Transformer):
-    """Normed heads; layers with a window have rope and the others none; experts' hidden values are limited."""
-
-    name = "maple"
-    rope_args = None
-    local_rotary = {"base": local_base, "n_rot": local_size}
-    windows = {"period": None, "is_required": True}
-    attention_args = {"has_head_norms": True}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "limit": expert_limit}
+Maple = Transformer.family(
+    "maple",
+    "Normed heads; layers with a window have rope and the others none; experts' hidden values are limited.",
+    rope_args=None,
+    local_rotary={"base": local_base, "n_rot": local_size},
+    windows={"period": None, "is_required": True},
+    attention_args={"has_head_norms": True},
+    experts={"gating": Gating.SOFTMAX, "is_normalised": True, "limit": expert_limit},
+)
 
 
 class Mimo2(Transformer):
@@ -200,10 +187,10 @@ class Grok(Transformer):
         return Layer(attention, mixture(decoder, layer, **cls.experts, **marks, **given))
 
 
-class Dbrx(Transformer):
-    """Layer norms, of which the second has another name; queries, keys and values may be clamped."""
-
-    name = "dbrx"
-    decoder_args = {"norm": NormKind.LAYER}
-    attention_args = {"clamp": lambda decoder, _: decoder.keys.number("attention.clamp_kqv", 0.0) or None}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "norm": "attn_output_norm"}
+Dbrx = Transformer.family(
+    "dbrx",
+    "Layer norms, of which the second has another name; queries, keys and values may be clamped.",
+    decoder_args={"norm": NormKind.LAYER},
+    attention_args={"clamp": lambda decoder, _: decoder.keys.number("attention.clamp_kqv", 0.0) or None},
+    experts={"gating": Gating.SOFTMAX, "is_normalised": True, "norm": "attn_output_norm"},
+)

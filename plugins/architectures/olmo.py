@@ -35,17 +35,15 @@ class Olmo2(Transformer):
         return Rope(decoder.rope(is_scaled=False).frequencies)
 
 
-class OpenElm(Transformer):
-    """Normed heads; how many differs by layer."""
-
-    name = "openelm"
-    attention_args = {"has_head_norms": True, "has_scales": False}
-    output_args = {"is_tied": True}
-
-
-class Olmoe(Transformer):
-    """Queries and keys are normed over all heads, before attention; experts."""
-
-    name = "olmoe"
-    attention_args = {"has_joint_norms": True}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": False}
+OpenElm = Transformer.family(
+    "openelm",
+    "Normed heads; how many differs by layer.",
+    attention_args={"has_head_norms": True, "has_scales": False},
+    output_args={"is_tied": True},
+)
+Olmoe = Transformer.family(
+    "olmoe",
+    "Queries and keys are normed over all heads, before attention; experts.",
+    attention_args={"has_joint_norms": True},
+    experts={"gating": Gating.SOFTMAX, "is_normalised": False},
+)

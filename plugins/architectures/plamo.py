@@ -58,11 +58,9 @@ def _mamba(decoder: Decoder, layer: int) -> Mamba:
     )
 
 
-class Plamo(Transformer):
-    """Attention and feed-forward see one norm of the same input."""
-
-    name = "plamo"
-    ffn_args = {"norm": "attn_norm", "is_parallel": True}
+Plamo = Transformer.family(
+    "plamo", "Attention and feed-forward see one norm of the same input.", ffn_args={"norm": "attn_norm", "is_parallel": True}
+)
 
 
 class Plamo2(Transformer):
@@ -83,11 +81,11 @@ class Plamo2(Transformer):
         return {**own_norms(decoder, layer), "post_norm": _after_mixer(decoder, layer)}
 
 
-class Plamo3(Transformer):
-    """Fused matrices, normed heads, norms before and after; seven layers of eight may see a window only."""
-
-    name = "plamo3"
-    local_rotary = {"base": own_local_base, "is_scaled": False}
-    windows = {"period": 8}
-    attention_args = {"has_head_norms": True, "has_scales": False, "post_norm": _after_mixer}
-    ffn_args = {"gate": "fused", "post_norm": _after_feed_forward}
+Plamo3 = Transformer.family(
+    "plamo3",
+    "Fused matrices, normed heads, norms before and after; seven layers of eight may see a window only.",
+    local_rotary={"base": own_local_base, "is_scaled": False},
+    windows={"period": 8},
+    attention_args={"has_head_norms": True, "has_scales": False, "post_norm": _after_mixer},
+    ffn_args={"gate": "fused", "post_norm": _after_feed_forward},
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from augury.blocks import Block, FeedForward, Layer, MixtureOfExperts, ModelPlan, Output, Rope
 from augury.files.gguf import ModelFile
@@ -43,6 +43,17 @@ class Transformer(Architecture):
     embedding_args: ClassVar[Mapping[str, Any]] = {}
     output_args: ClassVar[Mapping[str, Any]] = {}
     mtp_hidden: ClassVar[Literal["output", "layer"] | None] = None
+
+    @classmethod
+    def family(cls, family: str, about: str, **fields: Any) -> type[Self]:
+        """A family that differs from this one in fields alone.
+
+        >>> Transformer.family("tidal", "Heads are normed.", attention_args={"has_head_norms": True}).name
+        'tidal'
+        """
+        if unknown := [field for field in fields if not hasattr(cls, field)]:
+            raise TypeError(f"{family} has a field {unknown[0]!r}, which {cls.__name__} does not know")
+        return type(family, (cls,), {"name": family, "__doc__": about, "__module__": cls.__module__, **fields})
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:

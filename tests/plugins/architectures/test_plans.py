@@ -29,6 +29,13 @@ def test_a_family_is_named_as_its_files_name_it(family):
     assert ARCHITECTURES[family].name == family == tiny_file(f"{family}-dense").architecture
 
 
+def test_a_family_that_differs_in_fields_names_known_ones():
+    family = ARCHITECTURES["llama"].family("tidal", "Heads are normed.", attention_args={"has_head_norms": True})
+    assert (family.name, family.__doc__, family.rope_args) == ("tidal", "Heads are normed.", ARCHITECTURES["llama"].rope_args)
+    with pytest.raises(TypeError, match="tidal has a field 'attention', which Llama does not know"):
+        ARCHITECTURES["llama"].family("tidal", "Heads are normed.", attention={})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_is_embedding_layers_and_output(name):
     file = tiny_file(name)
