@@ -105,11 +105,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def spread(items, n_processes):
-    """Begin the share of each process, as many tests one after another, with some of those that wait."""
-    waiting = [item for item in items if item.get_closest_marker("waits") is not None]
-    others, in_order = (item for item in items if item.get_closest_marker("waits") is None), []
+    """Begin the share of each process, as many tests one after another, with some of those that wait, then of the slow ones."""
+    groups = {"waits": [], "slow": [], None: []}
+    for item in items:
+        groups[next((name for name in ("waits", "slow") if item.get_closest_marker(name) is not None), None)].append(item)
+    waiting, slow, others, in_order = groups["waits"], groups["slow"], iter(groups[None]), []
     for i in range(n_processes):
-        begun = waiting[i::n_processes]
+        # neighbours stay together: they compile the same
+        begun = [*waiting[i::n_processes], *slow[len(slow) * i // n_processes : len(slow) * (i + 1) // n_processes]]
         size = (len(items) - len(in_order)) // (n_processes - i)
         in_order += [*begun, *islice(others, max(0, size - len(begun)))]
     return in_order
@@ -128,7 +131,7 @@ def left_out_of(items, config):
         n_further = matrix[0].get_closest_marker("sample").kwargs.get("rest", len(matrix)) if config.getoption("rest") else 0
         in_turn = sample(matrix, n + n_further)
         left_out |= {*matrix} - {*in_turn[:n]}
-        further |= {*in_turn[n:]}
+        further |= {*untried(in_turn, n)}
     if config.getoption("rest"):
         left_out = {item for item in items if item not in further and not is_property(item)}
     return left_out
@@ -175,6 +178,16 @@ def sample(matrix, n):
         chosen.append(item)
         tried.update(left.pop(item)[0])
     return chosen
+
+
+def untried(in_turn, n):
+    """The cases after the first n that try a value, or a pair of values, that none before them has; a test's only case does."""
+    tried = {pair for item in in_turn[:n] for pair in pairs_of(item)}
+    for item in in_turn[n:]:
+        pairs = pairs_of(item)
+        if not pairs or not tried.issuperset(pairs):
+            yield item
+        tried.update(pairs)
 
 
 def pairs_of(item):

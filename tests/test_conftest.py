@@ -26,6 +26,14 @@ def test_matrix(name, way):
 def test_large(n):
     pass
 
+@pytest.mark.slow
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("a", "xy")
+@pytest.mark.parametrize("b", "xy")
+@pytest.mark.parametrize("c", "xy")
+def test_triples(a, b, c):
+    pass
+
 @pytest.mark.parametrize("n", range(5))
 def test_beside(n):
     pass
@@ -50,27 +58,30 @@ def test_of_one_example(value):
 def suite(pytester):
     pytester.makeconftest((Path(__file__).parent / "conftest.py").read_text())
     pytester.makepyfile(**{"folder.py/test_cases": TESTS})
-    pytester.makeini("[pytest]\nmarkers =\n    sample(n, rest)\n    waits\n")
+    pytester.makeini("[pytest]\nmarkers =\n    sample(n, rest)\n    slow\n    waits\n")
     return lambda *words: pytester.runpytest_subprocess("-v", *words)
 
 
 @pytest.mark.sample(0)
 def test_a_sample_tries_every_value_that_it_has_room_for_and_what_it_leaves_out_can_be_asked_for(suite):
     ended = suite()
-    ended.assert_outcomes(passed=11, deselected=12)
+    ended.assert_outcomes(passed=11, deselected=20)
     tried = [line.partition("[")[2].partition("]")[0] for line in ended.outlines if "test_matrix[" in line]
     assert {value for case in tried for value in case.split("-")} == {"a", "b", "c", "greedy", "sampled"}
     left_out = {f"{name}-{way}" for name in "abc" for way in ("greedy", "sampled")} - set(tried)
-    suite("-k", f"test_matrix and {min(left_out)}").assert_outcomes(passed=1, deselected=22)
-    suite("-k", "test_costly").assert_outcomes(passed=1, deselected=22)
-    suite("--full").assert_outcomes(passed=23)
-    suite("--once").assert_outcomes(passed=5, deselected=18)
+    suite("-k", f"test_matrix and {min(left_out)}").assert_outcomes(passed=1, deselected=30)
+    suite("-k", "test_costly").assert_outcomes(passed=1, deselected=30)
+    suite("--full").assert_outcomes(passed=31)
+    suite("--once").assert_outcomes(passed=5, deselected=26)
     rest = suite("--rest")
-    rest.assert_outcomes(passed=7, deselected=16)
+    rest.assert_outcomes(passed=13, deselected=18)
     ran = [line.partition("::")[2] for line in rest.outlines if "PASSED" in line]
     assert {line.split("[")[1].split("]")[0] for line in ran if "test_matrix[" in line} == left_out
     assert any("test_slow" in line for line in ran)
+    triples = [line.split("[")[1].split("]")[0] for line in ran if "test_triples[" in line]
+    assert all(len({(case[i], case[j]) for case in triples}) == 4 for i, j in ((0, 2), (0, 4), (2, 4))), "pairs"
     assert ran[0].startswith("test_costly"), "what waits is begun first"
+    assert ran[1].startswith("test_triples"), "then what is slow"
 
 
 @pytest.mark.parametrize(("is_rest", "n"), [(False, 2), (True, 3)])
@@ -83,27 +94,44 @@ def test_where_one_process_waits_there_is_one_more(is_rest, n):
     assert decided.value.value == n
 
 
-@pytest.mark.parametrize(("waiting", "n"), [("", 2), ("bfj", 1), ("bfj", 2), ("bfj", 4), ("abcde", 2), ("abcdefghijk", 3)])
-def test_what_waits_is_begun_first_by_as_many_processes_as_there_are(waiting, n):
+@pytest.mark.parametrize(
+    ("waiting", "slow", "n"),
+    [
+        ("", "", 2),
+        ("bfj", "", 1),
+        ("bfj", "", 2),
+        ("bfj", "", 4),
+        ("abcde", "", 2),
+        ("abcdefghijk", "", 3),
+        ("", "defg", 2),
+        ("bfj", "acdeg", 3),
+        ("a", "hijk", 2),
+    ],
+)
+def test_what_waits_is_begun_first_and_then_what_is_slow_by_as_many_processes_as_there_are(waiting, slow, n):
+    marked = {"waits": waiting, "slow": slow}
     items = [
-        SimpleNamespace(name=name, get_closest_marker=lambda _, name=name: name in waiting or None) for name in "abcdefghijk"
+        SimpleNamespace(name=name, get_closest_marker=lambda mark, name=name: name in marked[mark] or None)
+        for name in "abcdefghijk"
     ]
     names = "".join(item.name for item in conftest.spread(items, n))
     assert sorted(names) == [*"abcdefghijk"]
     shares = [names[len(names) * i // n : len(names) * (i + 1) // n] for i in range(n)]  # as pytest-xdist deals them out
     for share in shares:
-        begun = [name in waiting for name in share]
-        assert begun == sorted(begun, reverse=True)
-        assert len(waiting) // n <= sum(begun) <= -(-len(waiting) // n)
-        others = [name for name in share if name not in waiting]
+        kinds = ["".join(name for name in share if name in kind) for kind in (waiting, slow)]
+        assert share.startswith("".join(kinds))
+        for kind, begun in zip((waiting, slow), kinds, strict=True):
+            assert len(kind) // n <= len(begun) <= -(-len(kind) // n)
+        assert kinds[1] in slow, "neighbours stay together"
+        others = [name for name in share if name not in waiting + slow]
         assert others == sorted(others)
 
 
 @pytest.mark.sample(0)
 def test_a_file_and_an_id_are_names_and_a_folder_is_none(suite):
-    suite("folder.py").assert_outcomes(passed=11, deselected=12)
-    suite("folder.py/test_cases.py").assert_outcomes(passed=12, deselected=11)
-    suite("folder.py", "folder.py/test_cases.py::test_costly").assert_outcomes(passed=12, deselected=11)
+    suite("folder.py").assert_outcomes(passed=11, deselected=20)
+    suite("folder.py/test_cases.py").assert_outcomes(passed=13, deselected=18)
+    suite("folder.py", "folder.py/test_cases.py::test_costly").assert_outcomes(passed=12, deselected=19)
 
 
 def test_a_tiny_model_is_written_once_for_all_processes():

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,13 @@ from augury.backends.numba_cuda.model import CudaModel
 del os.environ[SIMULATOR]  # other tests and their processes are not to find a GPU
 
 assert dialect.SIMULATED
+
+
+def pytest_collection_modifyitems(items):
+    """What runs in the simulator is slow."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
