@@ -159,6 +159,19 @@ for project in projects:
     os.chdir(project)
     build_meta.build_wheel(folder)
 """
+# commands one after another, in one process that imports augury once: how each ends, and what it prints
+COMMANDS = """
+import io, json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+from augury.cli.command_line import main
+ended = []
+for plugins, words in json.loads(sys.argv[1]):
+    os.environ["AUGURY_PLUGINS"] = plugins
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = main(words)
+    ended.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(ended))
+"""
 PROMPT = ",".join(["40,41,42,43,44,45"] * 6)
 
 
@@ -207,11 +220,18 @@ class Environment:
     def augury(self, *words, plugins=""):
         return self.run("-m", "augury", *words, plugins=plugins)
 
-    def answer(self, *words, plugins, model=None, backend="reference"):
-        words = ["-m", model or self.model, "--backend", backend, "-c", "128", "--temp", "0", "-n", "24", "--json", *words]
-        ended = self.augury("run", *words, "--prompt-tokens", PROMPT, plugins=plugins)
+    def commands(self, *commands):
+        """Exit codes, standard output and standard error of commands, each the plugins that are used and its words."""
+        ended = self.run("-c", COMMANDS, json.dumps(commands))
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
+
+    def answers(self, *of_each, plugins, model=None, backend="reference"):
+        """Answers to one prompt, with more words for each."""
+        words = ["-m", model or self.model, "--backend", backend, "-c", "128", "--temp", "0", "-n", "24", "--json"]
+        ended = self.commands(*((plugins, ["run", *words, *more, "--prompt-tokens", PROMPT]) for more in of_each))
+        assert [code for code, *_ in ended] == [0] * len(of_each), ended
+        return [json.loads(out) for _, out, _ in ended]
 
 
 @pytest.fixture(scope="module")
@@ -233,10 +253,8 @@ def test_strangers_plugins_are_listed_with_their_distributions(strangers):
 
 def test_a_drafter_a_memory_manager_and_an_architecture_work_together(strangers):
     plugins = "augury-trail,stranger-memory,stranger-architecture"
-    plain = strangers.answer(plugins=plugins)
-    drafted = strangers.answer(
-        *("--spec-type", "trail:length=3", "--spec-fixed", "--memory", "forgetful", "--spec-trail-length", "3"), plugins=plugins
-    )
+    words = ("--spec-type", "trail:length=3", "--spec-fixed", "--memory", "forgetful", "--spec-trail-length", "3")
+    plain, drafted = strangers.answers((), words, plugins=plugins)
     assert drafted["tokens"] == plain["tokens"]
     assert drafted["spec_type"] == "trail:length=3"
     assert drafted["draft"]["accepted"] > 0
@@ -244,10 +262,8 @@ def test_a_drafter_a_memory_manager_and_an_architecture_work_together(strangers)
 
 @pytest.mark.parametrize(("name", "model"), [("block", "tiny.gguf"), ("operation", "soft.gguf")])
 def test_a_block_and_an_operation_of_a_package_write_the_same_with_drafts(strangers, name, model):
-    plain, drafted = (
-        strangers.answer("--spec-fixed", "--spec-type", spec, plugins=f"stranger-{name}", model=model, backend="numba-cpu")
-        for spec in ("none", "suffix")
-    )
+    words = [("--spec-fixed", "--spec-type", spec) for spec in ("none", "suffix")]
+    plain, drafted = strangers.answers(*words, plugins=f"stranger-{name}", model=model, backend="numba-cpu")
     assert drafted["tokens"] == plain["tokens"]
     assert drafted["draft"]["accepted"] > 0
 
@@ -274,6 +290,21 @@ BROKEN = {
 }
 
 
+UNRESOLVED = {
+    "misspelt": "plugin 'misspelt' implements no known hook 'augury_drafter'; did you mean 'augury_drafters'?",
+    "clash": "two drafter plugins are called 'suffix': one of stranger-clash 1.2, one of augury",
+}
+
+
+@pytest.fixture(scope="module")
+def refused(strangers):
+    """By name, how a command ends that is refused for what a plugin is."""
+    commands = {name: ["run", "--spec-type", name, "-p", "hello"] for name in BROKEN}
+    commands |= {name: ["plugins"] for name in UNRESOLVED}
+    ended = strangers.commands(*((f"stranger-{name}", words) for name, words in commands.items()))
+    return dict(zip(commands, ended, strict=True))
+
+
 def test_broken_plugins_are_warnings_and_lines_in_the_list(strangers):
     ended = strangers.augury("plugins", plugins=",".join(f"stranger-{name}" for name in BROKEN))
     assert ended.returncode == 0
@@ -282,23 +313,16 @@ def test_broken_plugins_are_warnings_and_lines_in_the_list(strangers):
         assert f'WARNING augury.registry event="plugin cannot be used" plugin={name}' in ended.stderr
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_plugin_that_is_asked_for_is_an_error(strangers, name):
-    ended = strangers.augury("run", "--spec-type", name, "-p", "hello", plugins=f"stranger-{name}")
-    assert ended.returncode == 1
-    assert f"{name} of stranger-{name} is broken: {BROKEN[name]}" in ended.stderr
+def test_a_broken_plugin_that_is_asked_for_is_an_error(refused, name):
+    code, _, err = refused[name]
+    assert code == 1
+    assert f"{name} of stranger-{name} is broken: {BROKEN[name]}" in err
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("misspelt", "plugin 'misspelt' implements no known hook 'augury_drafter'; did you mean 'augury_drafters'?"),
-        ("clash", "two drafter plugins are called 'suffix': one of stranger-clash 1.2, one of augury"),
-    ],
-)
-def test_what_only_its_author_or_user_can_resolve_is_an_error(strangers, name, told):
-    ended = strangers.augury("plugins", plugins=f"stranger-{name}")
-    assert ended.returncode == 1
-    assert told in ended.stderr
-    assert "Traceback" not in ended.stderr
+@pytest.mark.parametrize("name", UNRESOLVED)
+def test_what_only_its_author_or_user_can_resolve_is_an_error(refused, name):
+    code, _, err = refused[name]
+    assert code == 1
+    assert UNRESOLVED[name] in err
+    assert "Traceback" not in err
