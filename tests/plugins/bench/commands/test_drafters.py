@@ -18,7 +18,7 @@ NGRAM = ["--spec-type", "ngram-simple"]
 @pytest.fixture
 def bench(capsys, monkeypatch):
     monkeypatch.setattr("augury.plugins.bench.paired_runs._STALL", math.inf)  # real times, perhaps of a busy machine
-    words = ["bench", "drafters", *here(), "-c", 128, "-n", 40, "--spec-fixed", "--turns", 2]
+    words = ["bench", "drafters", *here(backend="numba-cpu"), "-c", 128, "-n", 40, "--spec-fixed", "--turns", 2]
     return functools.partial(run, capsys, *words)
 
 
