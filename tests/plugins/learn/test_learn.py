@@ -147,6 +147,7 @@ def test_an_interrupted_training_goes_on_to_the_same_head(model, learn, tmp_path
     assert whole.read_bytes() == resumed.read_bytes()
 
 
+@pytest.mark.sample(0)  # of 16 s, in which JAX compiles
 def test_training_drafts_as_the_drafter_does(tmp_path):
     """Of a greedy text as many drafts are right by JAX's account as the drafter writes right, position by position."""
     name = "eagle3-llama"
