@@ -94,16 +94,16 @@ def test_what_is_drafted_does_not_depend_on_cuts_slots_or_threads(name):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["mtp-qwen35", "mtp-deepseek2", "mtp-deepseek4"])
 def test_the_model_computes_the_same_bits_beside_it(backend, name):
-    text, model = runs(name)[0].text[:14], load(backend, name)
+    text, model = runs(name)[0].text[:9], load(backend, name)  # the reference takes its time for deepseek4
     plain = load(backend, name, plan=plan_of(ModelFile.open(draft_file(name)), REGISTRY).without_mtp())
     right = plain.forward(Batch.chain(text)).rows().copy()
-    hidden = hidden_states(model, text[:6])
+    hidden = hidden_states(model, text[:5])
 
-    mtp(model, text[:6], 0, hidden[:6])
-    mtp(model, text[4:7], 6, hidden[4:7])  # a draft
-    found = model.forward(Batch.chain(text[6:], start=6)).rows()
+    mtp(model, text[:5], 0, hidden[:5])
+    mtp(model, text[3:6], 5, hidden[3:6])  # a draft
+    found = model.forward(Batch.chain(text[5:], start=5)).rows()
 
-    assert np.array_equal(found, right[6:])
+    assert np.array_equal(found, right[5:])
     assert plain.state_spec.n_bytes_per_position < model.state_spec.n_bytes_per_position
     assert plain.state_spec.n_bytes_per_sequence == model.state_spec.n_bytes_per_sequence
 
@@ -125,7 +125,7 @@ def test_a_draft_that_moves_leaves_what_was_computed_of_the_text(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_block_that_the_backend_does_not_know_is_computed_by_its_operations(backend):
-    file, text = ModelFile.open(draft_file("mtp-deepseek4")), runs("mtp-deepseek4")[0].text[:9]
+    file, text = ModelFile.open(draft_file("mtp-deepseek4")), runs("mtp-deepseek4")[0].text[:5]
     plan = plan_of(file, REGISTRY)
     strange = type("StrangeInput", (type(plan.mtp[0].input),), {})
     changed = attrs.evolve(plan.mtp[0], input=strange(**attrs.asdict(plan.mtp[0].input, recurse=False)))
