@@ -29,6 +29,7 @@ from augury.files.atomic_file import (
 )
 from augury.files.cache import cache_folder as cache_folder
 from augury.files.checksum import checksum as checksum
+from augury.files.file_lock import locked as locked
 from augury.files.models import (
     removable as removable,
     remove_model as remove_model,

@@ -8,7 +8,6 @@ the lock when the process ends, in any way: a part without a lock is left over; 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from augury.files.file_lock import locked, unlock
 from augury.log import get_logger
 
 _SUFFIX = ".part"
@@ -69,8 +69,8 @@ class AtomicFile:
             error.filename = str(self.path)
         if _is_at(self.file, self._part):
             _remove(self._part)
-        with suppress(OSError):  # closing is not enough for waiting processes: a mapping of the file keeps the lock
-            fcntl.flock(self.file, fcntl.LOCK_UN)
+        with suppress(OSError):
+            unlock(self.file)
         with suppress(OSError):  # of buffered bytes of a file that is not wanted
             self.file.close()
 
@@ -103,9 +103,10 @@ class AtomicFile:
         """Open and lock the part; False if that was renamed or removed meanwhile, so that it is another file's or nobody's."""
         self.file = _opened(self._part, os.O_CREAT)
         try:
-            is_ours = _locked(self.file)
+            is_ours = locked(self.file)
             if is_ours is None:
                 self.file.close()
+                _remove(self._part)
                 self._part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}{_SUFFIX}")
                 self.file = _opened(self._part, os.O_CREAT | os.O_EXCL)
                 return True
@@ -128,7 +129,7 @@ class AtomicFile:
             log = get_logger("augury.files.atomic_file")
             log.warning("waiting for another process that makes this file", path=str(self.path))
         self._has_waited = True
-        fcntl.flock(self.file, fcntl.LOCK_EX)
+        locked(self.file, waits=True)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -155,7 +156,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def is_being_written(path: Path) -> bool:
     """Whether an `AtomicFile` is writing this file, in this process or another, as far as anyone can see."""
     with suppress(OSError), _opened(_part_of(path)) as part:
-        return _locked(part) is False
+        return locked(part) is False
     return False
 
 
@@ -164,7 +165,7 @@ def sweep(folder: Path) -> None:
     with suppress(OSError):
         for part in folder.rglob(f"*{_SUFFIX}"):
             with suppress(OSError), _opened(part) as file:
-                is_free = _locked(file)
+                is_free = locked(file)
                 if is_free is None:
                     is_free = time.time() - part.stat().st_mtime > _ABANDONED_S
                 if is_free and _is_at(file, part):
@@ -193,17 +194,6 @@ def _part_of(path: Path) -> Path:
 def _opened(part: Path, flags: int = 0) -> BinaryIO:
     # another thing in place of a part, such as a link to a file of value, is not opened
     return os.fdopen(os.open(part, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | flags, _MODE), "r+b")
-
-
-def _locked(file: BinaryIO) -> bool | None:
-    """Lock a file unless another process has; None where the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # of many kinds, by system: ENOLCK, ENOTSUP, ENOSYS, EINVAL, EIO
-        return None
-    return True
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:

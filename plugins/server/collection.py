@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import stat
@@ -10,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from augury.files.file_lock import locked
 from augury.log import get_logger
 
 _NEWEST, _BEFORE = "requests.jsonl", "requests-before.jsonl"
@@ -35,7 +35,7 @@ class Collection:
         try:
             folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(folder, fcntl.LOCK_EX)
+                locked(folder, waits=True)
                 _append(folder, line)
             finally:
                 os.close(folder)

@@ -47,6 +47,13 @@ QUIET = {  # what layers add to the residual stream, by the ends of its tensors'
     "shortconv.out_proj.weight": 0.00003,  # of a product of three
     "ssm_out.weight": 0.1,
 }
+_COPIED = {  # what a layer for further tokens takes over of the model, by parts of its tensors' names
+    "nextn.shared_head_norm.": "output_norm.weight",
+    "layer_output_norm.": "output_norm.weight",
+    "nextn.embed_tokens.": "token_embd.weight",
+    "nextn.shared_head_head.": "output.weight",
+    "nextn.hc_head_": "output_hc_",
+}
 _TALK = 26.0  # how much more such layers say
 _SURENESS = 4.0  # factor of the logits: of a token that is drawn the likeliest one is often right
 HEADS = ("draft-eagle3", "draft-dflash", "draft-dspark")  # kinds of drafters
@@ -150,14 +157,8 @@ def _agreeing(each: str, shape: tuple[int, ...], values: Callable[[str], np.ndar
         return _mixed(shape)
     if each.endswith(("nextn.enorm.weight", "nextn.hnorm.weight")):
         return np.full(shape, shape[0] ** -0.5 if len(shape) > 1 else 1, np.float32)  # of each residual stream a part
-    if each.endswith(("nextn.shared_head_norm.weight", "layer_output_norm.weight")):
-        return values("output_norm.weight").copy()
-    if each.endswith("nextn.embed_tokens.weight"):
-        return values("token_embd.weight").copy()
-    if each.endswith("nextn.shared_head_head.weight"):
-        return values("output.weight").copy()
-    if "nextn.hc_head_" in each:
-        return values(f"output_hc_{each.partition('hc_head_')[2]}").copy()
+    if (copied := next((name for end, name in _COPIED.items() if end in each), None)) is not None:
+        return values(f"{copied}{each.partition('hc_head_')[2]}").copy()
     return _predictable(each, shape, values)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from augury.errors import AuguryError
+from augury.files.file_lock import locked
 
 _SYNC_EVERY_S = 1.0
 
@@ -74,12 +74,8 @@ class RowFile:
         self._synced_at = monotonic()
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AuguryError(f"{self.path}: another process is writing it; wait for its end, or name another file") from None
-        except OSError:  # this file system has no locks
-            pass
+        if locked(self._file) is False:
+            raise AuguryError(f"{self.path}: another process is writing it; wait for its end, or name another file")
 
     def _read(self) -> int:
         """Learn which ids have an answer; the bytes of whole lines."""
