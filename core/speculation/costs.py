@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
 
 import numpy as np
 from attrs import define, frozen
 
 from augury.speculation.constants import CONSTANTS
-
-_MANY = 1 / CONSTANTS.learn_near - 1  # passes, of which a new one counts as much as that
 
 
 @frozen
@@ -49,20 +45,17 @@ class PassCosts:
         slopes = [
             (time.n, max(time.seconds - flat[time.n], 0.0) / (time.depth - shallow)) for time in times if time.depth > shallow
         ]
-        # lists: a round uses them once, after a pass that has emptied the caches, and NumPy's calls then take far longer
-        self._flat: list[float] = flat.tolist()
-        self._per_position: list[float] = (_extended(slopes, sizes) if slopes else np.zeros(len(sizes))).tolist()
+        ones, per_position = np.ones(len(sizes)), _extended(slopes, sizes) if slopes else np.zeros(len(sizes))
+        hopes = np.where(np.arange(len(sizes)) <= 1, 1.0, 1 - CONSTANTS.doubt / 2)  # plain decoding is the unit of all
+        logs = np.log2(np.maximum(np.arange(len(sizes)), 1))
+        from augury.speculation import kernels
+
+        self._kernels, self._n = kernels, len(sizes)
+        self._table = np.stack([flat, per_position, ones, ones, hopes, logs])  # see `kernels.find_curves`
         self._common = [1.0, 1.0]  # factors of all figures of passes without drafts, and with them
         self._n_unseen = [0, 0]  # passes since one without drafts was seen, and one with them
-        self._factors = [1.0] * len(sizes)
-        self._n_seen = [1.0] * len(sizes)  # passes that a size's figure rests on
-        # factors of the figures as far as they may turn out to be; plain decoding is the unit of all
-        self._hopes = [1.0 if i <= 1 else 1 - CONSTANTS.doubt / 2 for i in range(len(sizes))]
-        self._logs: np.ndarray = np.log2(np.maximum(np.arange(n_largest + 1), 1))
-        self._nearness: dict[
-            int, list[tuple[float, float]]
-        ] = {}  # by size: how near the others are, and so how much it says of them
-        self._depth: float | None = None  # that the curve was last asked for at
+        self._depth: float | None = None  # that the curves were last asked for at
+        self._figures = np.empty((2, len(sizes)))
         self._curves: tuple[list[float], list[float]] = [], []
 
     def seconds(self, n: int, depth: float) -> float:
@@ -76,23 +69,19 @@ class PassCosts:
         passes would not be made.
         """
         if self._depth != depth:  # asked several times in a round, at one depth
-            self._depth, (plain, several) = depth, self._common
-            known = zip(self._factors, self._flat, self._per_position, strict=True)
-            figures = [several * factor * (flat + slope * depth) for factor, flat, slope in known]
-            figures[:2] = [figure * plain / several for figure in figures[:2]]
-            self._curves = list(accumulate(figures, max)), list(accumulate(map(mul, figures, self._hopes), max))
-        if n < len(self._flat):
+            self._depth = depth
+            self._kernels.find_curves(self._table, *self._common, depth, self._figures)
+            known, hoped = self._figures.tolist()
+            self._curves = known, hoped
+        if n < self._n:
             return self._curves
-        more = [self._curves[0][-1] * i / (len(self._flat) - 1) for i in range(len(self._flat), n + 1)]
+        more = [self._curves[0][-1] * i / (self._n - 1) for i in range(self._n, n + 1)]
         return self._curves[0] + more, self._curves[1] + more
 
     def observe(self, n: int, depth: float, seconds: float) -> None:
         """A pass of n tokens took so long."""
-        if not 0 < n < len(self._flat):
+        if not 0 < n < self._n:
             return
-        if n not in self._nearness:
-            near = np.maximum(1.0 - abs(self._logs - self._logs[n]), 0.0)
-            self._nearness[n] = list(zip(near.tolist(), np.maximum(near, CONSTANTS.alike).tolist(), strict=True))
         ratio = min(max(seconds / self.curves(n, depth)[0][n], 1 / CONSTANTS.outlier), CONSTANTS.outlier)
         own, other = (0, 1) if n == 1 else (1, 0)  # drafting or not is the greatest difference
         self._n_unseen[own], self._n_unseen[other] = 0, self._n_unseen[other] + 1
@@ -100,13 +89,7 @@ class PassCosts:
         self._common[other] *= ratio ** (
             CONSTANTS.learn_all + CONSTANTS.learn_near * min(self._n_unseen[other] / CONSTANTS.stale, 1.0)
         )
-        nearness, factors, n_seen = self._nearness[n], self._factors, self._n_seen
-        for i in (0, 1) if n == 1 else range(2, len(factors)):
-            near, weight = nearness[i]
-            factors[i] *= ratio ** (weight * (1 / (1 + n_seen[i]) if n_seen[i] < _MANY else CONSTANTS.learn_near))
-            if near:
-                n_seen[i] += near
-                self._hopes[i] = 1.0 if i <= 1 else 1 - CONSTANTS.doubt / (1 + n_seen[i])
+        self._kernels.learn_pass(self._table, n, ratio)
         self._depth = None
 
 

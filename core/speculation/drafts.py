@@ -296,13 +296,6 @@ class VerifiedNodes(NamedTuple):
         tree = self.proposals.tree
         return [tree.drafters[bit.bit_length() - 1].profile.name for bit in tree.proposed(self.nodes, is_first=True)]
 
-    def counts(self, drafters: Sequence[RequestDrafter], accepted: Sequence[int], *, is_first: bool = False) -> tuple[int, int]:
-        """How many of its tokens some drafters proposed, perhaps as the first ones, and how many of these were accepted."""
-        tree = self.proposals.tree
-        theirs = tree.bits(drafters)
-        own = [i for i, bits in enumerate(tree.proposed(self.nodes, is_first=is_first)) if bits & theirs]
-        return len(own), sum([i in accepted for i in own])
-
     def path(self) -> list[int]:
         """The nodes of the likeliest path, as far as it is verified."""
         self.proposals.reach()

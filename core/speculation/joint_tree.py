@@ -13,7 +13,7 @@ rest. Methods that need `kernels` import them, as that takes half a second and s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -57,6 +57,7 @@ class JointTree(Generic[Proposer]):
         self.drawn: dict[int, np.ndarray] = {}
         self._chances = np.empty((2, _ROOM))
         self._n = 0
+        self._tried: tuple[Sequence[int] | None, list[tuple[list[int], int]]] = (None, [])
 
     @classmethod
     def alone(cls, proposer: Proposer, draft: Draft) -> JointTree[Proposer]:
@@ -93,7 +94,7 @@ class JointTree(Generic[Proposer]):
 
     def proposed(self, nodes: Sequence[int], *, is_first: bool = False) -> list[int]:
         """The bits of all drafters of some nodes, or of the first one of each."""
-        bits = self.nodes[FIRST if is_first else PROPOSERS].tolist()
+        bits = self.nodes[FIRST if is_first else PROPOSERS, : self._n].tolist()
         return [bits[node] for node in nodes]
 
     def bits(self, proposers: Iterable[Proposer]) -> int:
@@ -146,15 +147,17 @@ class JointTree(Generic[Proposer]):
         kernels.find_reach(self.nodes, self._chances, self._n, table, agreement is not None)
         return self._chances[REACH, : self._n]
 
-    def tried(self, emitted: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+    def tried(self, emitted: Sequence[int]) -> list[tuple[list[int], int]]:
         """For each emitted token as far as all before it were proposed: the nodes in its place, and the right one or -1."""
-        tokens, parents, right = self.tokens, self.parents, -1
-        for token in emitted:
-            tried = [node for node in range(right + 1, self._n) if parents[node] == right]
-            right = next((node for node in tried if tokens[node] == token), -1)
-            yield tried, right
-            if right < 0:
-                return
+        if self._tried[0] is not emitted:  # all drafters are asked for the same
+            self._tried, tokens, parents, right = (emitted, []), self.tokens, self.parents, -1
+            for token in emitted:
+                nodes = [node for node in range(right + 1, self._n) if parents[node] == right]
+                right = next((node for node in nodes if tokens[node] == token), -1)
+                self._tried[1].append((nodes, right))
+                if right < 0:
+                    break
+        return self._tried[1]
 
     def kinds(self) -> list[int]:
         """By node: whether other drafters propose the same, or something else after its parent."""

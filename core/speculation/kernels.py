@@ -1,4 +1,4 @@
-"""The loops of joint trees and of the choice among their nodes: they run in every round, so they are compiled.
+"""The loops of joint trees, of the choice among their nodes and of the costs of passes: every round runs them, compiled.
 
 A tree is two tables, whose rows `augury.speculation.tree_table` names. A parent stands before its children.
 """
@@ -19,9 +19,14 @@ SECONDS, FIRST_SECONDS = range(2)  # of its budget
 ALONE, AGREED, CONTESTED = range(3)
 EXPECTED, N_RIGHT, RATIO = range(3)  # of agreement, by step and kind
 
+FLAT, PER_POSITION, FACTOR, N_SEEN, HOPE, LOG = range(6)  # of passes' costs, by tokens: see `augury.speculation.costs`
+KNOWN, HOPED = range(2)  # of curves
+
 _COMPILER_BYTES = 64 << 20  # more than a kernel takes: LLVM ends the process where it gets no memory
 _CERTAIN = 0.995
 _GAIN, _UNLIKELY = CONSTANTS.gain, CONSTANTS.unlikely
+_LEARN_NEAR, _ALIKE, _DOUBT = CONSTANTS.learn_near, CONSTANTS.alike, CONSTANTS.doubt
+_MANY = 1 / _LEARN_NEAR - 1  # passes, of which a new one counts as much as `learn_near`
 _INTS, _FLOATS = numba.int64[:, ::1], numba.float64[:, ::1]
 _INT, _FLOAT, _ROW, _FLOAT_ROW, _BOOLS = numba.int64, numba.float64, numba.int64[::1], numba.float64[::1], numba.bool_[::1]
 
@@ -219,3 +224,32 @@ def choose(nodes, reach, ranks, slots, budgets, known, hoped, draft_s, replays_a
     for at in taken[:n_best]:
         is_chosen[at] = True
         expected[slot_of[at]] += reach[at]
+
+
+@compiled(_FLOATS, _FLOAT, _FLOAT, _FLOAT, _FLOATS)
+def find_curves(costs, plain, several, depth, curves):
+    """Set the seconds of passes by their tokens, none less than a smaller one's, and the same as they may turn out to be.
+
+    Args:
+        costs: (6, n): seconds at no depth, and more by position; a factor, the passes that it rests on, and one for hope.
+        plain: The factor of all passes of one token.
+        several: That of all others.
+        depth: Of the contexts.
+        curves: (2, n), known and hoped.
+    """
+    known = hoped = 0.0
+    for i in range(costs.shape[1]):
+        seconds = (plain if i <= 1 else several) * costs[FACTOR, i] * (costs[FLAT, i] + costs[PER_POSITION, i] * depth)
+        known, hoped = max(known, seconds), max(hoped, seconds * costs[HOPE, i])
+        curves[KNOWN, i], curves[HOPED, i] = known, hoped
+
+
+@compiled(_FLOATS, _INT, _FLOAT)
+def learn_pass(costs, n, ratio):
+    """Learn from a pass of n tokens that took so many times its figure: most of its own size, and less of others."""
+    for i in range(2) if n == 1 else range(2, costs.shape[1]):
+        near, n_seen = max(1.0 - abs(costs[LOG, i] - costs[LOG, n]), 0.0), costs[N_SEEN, i]
+        costs[FACTOR, i] *= ratio ** (max(near, _ALIKE) * (1 / (1 + n_seen) if n_seen < _MANY else _LEARN_NEAR))
+        if near > 0:
+            costs[N_SEEN, i] = n_seen + near
+            costs[HOPE, i] = 1.0 if i <= 1 else 1 - _DOUBT / (1 + n_seen + near)

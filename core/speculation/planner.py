@@ -342,19 +342,26 @@ class DraftPlanner:
     def _settle(self, choice: VerifiedNodes, outcome: Outcome, plain_s: float, drafted_s: float) -> None:
         """Book the gains and losses of a slot's drafts, if a pass takes `plain_s` for it and `drafted_s` a drafted token."""
         path, of, drafters = outcome.path, choice.proposals.by_drafter, choice.proposals.drafters
-        k, n_accepted = len(choice.nodes), len(path)
+        k, n_accepted, tree = len(choice.nodes), len(path), choice.proposals.tree
+        first, every = tree.proposed(choice.nodes, is_first=True), tree.proposed(choice.nodes)
+
+        def counts(bits: Sequence[int], theirs: int) -> tuple[int, int]:
+            """How many of the verified tokens some drafters proposed, and how many of these were accepted."""
+            own = [i for i, each in enumerate(bits) if each & theirs]
+            return len(own), sum([i in path for i in own])
+
         drafters.n_replayed = n_accepted if self.replays_accepted and n_accepted < k else 0
         each_s = drafted_s * (1 + drafters.n_replayed / k) if k else 0.0
         round_s = plain_s + each_s * k + sum([drafter.spent_s for drafter in drafters.every])
         drafters.budget.pass_time(round_s)
         lookups = [drafter for drafter in of if not drafter.profile.is_costly and not drafter.profile.is_certain]
         for drafter in lookups:  # a token that another one proposed, too, is the first one's
-            n, n_right = choice.counts([drafter], path, is_first=True)
+            n, n_right = counts(first, tree.bits([drafter]))
             gain = n_right - n * each_s / plain_s  # or, below 0, what took the time of as many tokens
             drafter.gain += CONSTANTS.learn_gain * (gain - drafter.gain)
             drafter.profile.gain += CONSTANTS.learn_all_gains * (gain - drafter.profile.gain)
         if k:
-            n, n_accepted = choice.counts(lookups, path)
+            n, n_accepted = counts(every, tree.bits(lookups))
             drafters.budget.book(n_accepted * plain_s - n * each_s)
         if (unused := max([drafter.n_right for drafter in lookups], default=0) - n_accepted) > 0:
             drafters.budget.credit(unused * plain_s)
@@ -365,7 +372,7 @@ class DraftPlanner:
             profile.budget.pass_time(round_s)
             if drafter not in of:
                 continue
-            n, n_accepted = choice.counts([drafter], path)
+            n, n_accepted = counts(every, tree.bits([drafter]))
             profile.budget.book(n_accepted * plain_s - n * each_s - spent_s)
             is_right = outcome.is_stopped or (2 * n_accepted >= n > 0) or (not n and drafter.n_right > 0)
             if is_right or choice.probed is drafter:

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from augury.speculation.costs import DraftCost, PassCosts, PassTime
+from augury.speculation.kernels import FACTOR
 
 FLAT = [PassTime(1, 0, 0.010), PassTime(4, 0, 0.011), PassTime(8, 0, 0.020)]
 
@@ -127,7 +128,7 @@ def test_figures_of_passes_that_are_no_longer_made_follow_the_machine_s_speed(n,
 def test_a_pass_says_more_of_those_with_drafts_or_of_those_without(n):
     costs = PassCosts(FLAT, n_largest=8)
     costs.observe(n, 0, 2 * costs.seconds(n, 0))
-    grown = np.repeat(costs._common, [1, 7]) * np.array(costs._factors[1:])
+    grown = np.repeat(costs._common, [1, 7]) * costs._table[FACTOR, 1:]
     alike, others = (grown[:1], grown[1:]) if n == 1 else (grown[1:], grown[:1])
     assert others == pytest.approx(others[0])  # by what all passes have in common
     assert (alike > others[0] * 1.01).all()
