@@ -87,6 +87,7 @@ def idle(driver, monkeypatch):
     monkeypatch.setattr(subprocess, "run", run)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ON_CPU)
 def test_parts_that_tell_right_from_wrong_run_on_a_cpu(name, monkeypatch):
     def load(file, backend="numba-cuda", **params):
@@ -98,6 +99,7 @@ def test_parts_that_tell_right_from_wrong_run_on_a_cpu(name, monkeypatch):
     told_by(checks, name, ON_CPU[name], monkeypatch)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", IDLE)
 def test_parts_that_compare_a_gpu_with_itself_run_on_an_idle_one(name, idle, monkeypatch):
     assert "left out" not in told_by(checks, name, IDLE[name], monkeypatch)
@@ -110,6 +112,7 @@ def test_parts_that_compare_kernels_with_oracles_run_in_the_simulator(name, monk
     told_by(checks, name, SIMULATED[name], monkeypatch)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SPEED)
 def test_parts_that_measure_run_on_an_idle_gpu(name, idle, monkeypatch):
     told = told_by(speed, name, SPEED[name], monkeypatch)

@@ -36,7 +36,7 @@ def columns_of(name):
     return 2 * COLUMNS - 128 if TensorType[name].block_size == 256 else COLUMNS
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_planes_hold_the_weights_of_the_file(name, monkeypatch):
     data, right = random_matrix(np.random.default_rng(3), TensorType[name], N_ROWS, columns_of(name))
@@ -53,7 +53,7 @@ def test_planes_hold_the_weights_of_the_file(name, monkeypatch):
             assert np.array_equal(out, values[32 * unit : 32 * unit + 32])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_products_are_right_and_depend_on_no_other_token(name):
     product = Product(SimulatedDevice(), name, 8, N_ROWS, columns_of(name))
@@ -64,7 +64,7 @@ def test_products_are_right_and_depend_on_no_other_token(name):
     assert np.array_equal(product.by(TILES[-1], mode=ADD), found + found)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", sorted(name for name, fmt in FORMATS.items() if not fmt.is_float))
 def test_tensor_cores_give_the_bits_of_byte_dot_products(name):
     few = Product(SimulatedDevice(), name, 8, N_ROWS, columns_of(name))
