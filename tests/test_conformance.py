@@ -70,7 +70,7 @@ def subject(name, backends=BACKENDS, registry=REGISTRY):
     return drafter_subject(name.partition(" ")[0], OPTIONS.get(name), backends=backends, registry=registry)
 
 
-@pytest.mark.sample(9, rest=100)
+@pytest.mark.sample(9, rest=63)
 @pytest.mark.parametrize(("name", "check"), CASES, ids=[f"{name}-{check.name}" for name, check in CASES])
 def test_a_drafter_keeps_its_contracts(name, check):
     check.run(subject(name))
@@ -150,7 +150,7 @@ def test_every_option_of_a_drafter_is_checked(
     DRAFTER_CHECKS[0].run(subject(name))
 
 
-@pytest.mark.sample(9, rest=24)
+@pytest.mark.sample(9, rest=15)
 @pytest.mark.parametrize(("i", "pair", "backend"), CHAINS, ids=[f"{';'.join(pair)}-{backend}" for _, pair, backend in CHAINS])
 def test_a_chain_of_two_leaves_the_output_as_it_is(i, pair, backend):
     first, second = pair if i % 2 else reversed(pair)

@@ -85,7 +85,7 @@ def _plain(way, drafter):
     return output(answers(way, drafter, threads=1, spec_type="none"))
 
 
-@pytest.mark.sample(8, rest=45)
+@pytest.mark.sample(8, rest=27)
 @pytest.mark.parametrize(("drafter", "way", "is_fixed"), CASES)
 def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
     results = answers(way, drafter, spec_type=SPECS.get(drafter, drafter), spec_fixed=is_fixed, slots=2, threads=1)
@@ -95,7 +95,7 @@ def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
         assert sum(result.stats.n_accepted for result in results) > 0, "what declines every time proves nothing"
 
 
-@pytest.mark.sample(6, rest=18)
+@pytest.mark.sample(6, rest=12)
 @pytest.mark.parametrize(
     ("drafter", "is_fixed", "way"), any_two(["forced", "draft-model", "suffix", *HEADS], [True, False], WAYS)
 )

@@ -70,7 +70,7 @@ def _plain(target, backend, n, drafter):
         return answers(engine, n, *WAYS)[1]
 
 
-@pytest.mark.sample(10, rest=50)
+@pytest.mark.sample(10, rest=30)
 @pytest.mark.parametrize(("target", "backend", "drafter", "slots", "memory"), CASES)
 def test_output_is_that_of_plain_decoding(target, backend, drafter, slots, memory):
     n = 40 if backend == "numba-cpu" else 16

@@ -78,7 +78,7 @@ def _plain(backend, n, way, drafter, cache_type):
         return output(answers(engine, n, way))
 
 
-@pytest.mark.sample(7, rest=50)
+@pytest.mark.sample(7, rest=30)
 @pytest.mark.parametrize(("backend", "drafter", "slots", "threads", "draft_max", "way"), CASES)
 def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, draft_max, way):
     how = {"slots": slots, "threads": threads, "draft_max": draft_max}
@@ -91,7 +91,7 @@ def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, draf
         assert accepted > 0 if way == "greedy" else drafted > accepted, "the test must see right and wrong drafts"
 
 
-@pytest.mark.sample(3, rest=12)
+@pytest.mark.sample(3, rest=7)
 @pytest.mark.parametrize(
     ("drafter", "slots", "way"), any_two(["auto", "suffix", "draft-model", *HEADS, "self-spec layers", "a chain"], [1, 4], WAYS)
 )
@@ -186,7 +186,7 @@ def test_so_is_that_of_requests_that_share_go_on_end_and_fail(drafter, tmp_path,
     assert after.stats.n_drafted > 0 or "planted" not in caplog.text
 
 
-@pytest.mark.sample(1, rest=24)
+@pytest.mark.sample(1, rest=16)
 @pytest.mark.parametrize(  # threads that wait for each other's Python cost as much as all the rest
     ("name", "drafter", "threads"),
     list(zip(ORACLES, itertools.cycle(sorted(SPECS)), itertools.cycle([1, 1, 2, 1, 1]), strict=False)),
@@ -291,7 +291,7 @@ def plain_mtp(name, backend, n, way):
         return output(answers(engine, n, way))
 
 
-@pytest.mark.sample(5, rest=14)
+@pytest.mark.sample(5, rest=10)
 @pytest.mark.parametrize(("name", "backend", "memory", "slots", "threads", "draft_max", "way"), MTP_CASES)
 def test_layers_that_predict_further_tokens_leave_the_output_as_it_is(name, backend, memory, slots, threads, draft_max, way):
     how = {"slots": slots, "threads": threads, "draft_max": draft_max, "memory": memory, "n_ctx": N_CTX, "registry": REGISTRY}

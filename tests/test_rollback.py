@@ -118,7 +118,7 @@ def examples(test):
     return test
 
 
-@pytest.mark.sample(10, rest=16)
+@pytest.mark.sample(10, rest=8)
 @pytest.mark.parametrize("n_slots", [1, 3])
 @pytest.mark.parametrize(("kind", "manager"), PAIRS)
 def test_a_toy_s_state_is_that_of_a_fresh_run(kind, manager, n_slots):
@@ -138,7 +138,7 @@ def models(backend, name):
     return real(backend, name, 3), real(backend, name, 1)
 
 
-@pytest.mark.sample(3, rest=14)
+@pytest.mark.sample(3, rest=8)
 @pytest.mark.parametrize("manager", ["checkpoints", "few copies", "restored"])
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
 @pytest.mark.parametrize("name", RECURRENT)

@@ -166,7 +166,7 @@ def rows_of(backend, file, block):
     return script_rows(REGISTRY.backends[backend], file, plan)
 
 
-@pytest.mark.sample(8, rest=100)
+@pytest.mark.sample(8, rest=64)
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.parametrize("kind", [Author, Repetitive])
 def test_operations_in_any_order_compute_the_same(kind, seed):

@@ -87,7 +87,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.sample(8, rest=40)
+@pytest.mark.sample(8, rest=24)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_shows(model, fault, monkeypatch):
     forward = model.forward

@@ -55,7 +55,7 @@ def of_reference(plan):
     return load("reference", plan).forward(run_of(TOKENS)).rows()
 
 
-@pytest.mark.sample(1, rest=12)
+@pytest.mark.sample(1, rest=8)
 @pytest.mark.parametrize("both", COMPUTED)
 def test_parts_are_computed_as_the_reference_does_whatever_the_pass(both, monkeypatch):
     names, plan = COMPUTED[both]

@@ -55,7 +55,7 @@ def tiny(tmp_path_factory):
     return path
 
 
-@pytest.mark.sample(0, rest=9)
+@pytest.mark.sample(0, rest=6)
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.name)
 def test_a_backend_keeps_its_contracts(check):
     check.run(backend_subject("numba-cuda", n_examples=2))  # for 15 the simulator takes minutes
