@@ -84,7 +84,8 @@ class Keys:
             text = repr(value) if self.words == IN_PYTHON else json.dumps(value)
             if isinstance(value, str):
                 before, after, (opening, closing) = self.before_text, self.after_text, self.quotes[-1]
-                text = f"{opening}{value}{closing}" if self.is_raw else text
+                quoted = json.dumps(value, ensure_ascii=False) if opening == '"' else text
+                text = f"{opening}{value}{closing}" if self.is_raw else quoted
             found.append(f"{self.before_key}{key}{before}{text}{after}".replace(KEY, key).replace(TYPE, "object"))
         return self.between.join(found)
 

@@ -48,6 +48,24 @@ def test_the_grammar_of_a_required_call_holds_calls_that_fit_and_nothing_else(fo
     assert not follows(single, form.begin + call_of(form, "now", "{}") + form.end)
 
 
+@pytest.mark.parametrize("form", [form for form in FORMATS.values() if form.keys is not None], ids=lambda form: form.name)
+def test_a_required_call_of_a_described_form_has_arguments_one_by_one(form):
+    grammar = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False).calls([WEATHER, NOW], is_single=False)
+    calls = [("weather", {"city": "Oslo"}), ("now", {})]
+    for fitting in (calls[:1], calls, calls[::-1] * 2):
+        text = form.written(fitting)
+        assert follows(grammar, text)
+        parser = AnswerParser(form, None, {"weather": CITY, "now": {}})
+        found = collect(parser.push(text) + parser.flush()).calls
+        assert [(each.name, json.loads(each.arguments)) for each in found] == fitting
+    for wrong in ([("weather", {"city": "Bonn"})], [("weather", {})], [("other", {})]):
+        assert not follows(grammar, form.written(wrong))
+    assert not follows(grammar, "No.")
+    single = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False).calls([WEATHER, NOW], is_single=True)
+    assert follows(single, form.written(calls[:1]))
+    assert not follows(single, form.written(calls))
+
+
 @pytest.mark.parametrize("form", JSON, ids=lambda form: form.name)
 def test_a_call_that_is_not_required_fits_too_or_there_is_text(form):
     grammar = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False)
