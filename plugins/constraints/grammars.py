@@ -27,6 +27,10 @@ _SPACES: Mapping[str, Mapping[str, Any]] = {
 _N_COMPILED = 1_000_000  # characters of a grammar, which is compiled outside of Python, and is long with many tools
 
 # the library's message about a regular expression, perhaps within a grammar that is made of it
+_ADVICE_ON_NAMES = (
+    "; a length of names cannot be kept beside a pattern with groups, nor any demand beside several patternProperties or "
+    'described properties: say what names are by one of patternProperties, with "additionalProperties": false'
+)
 _FAULT = re.compile(r"(?s)(?:at \d+\(\d+\): .*?)?regex parse error:\n +([^\n]*)\n[ ^-]*\nerror: ([^\n]*).*")
 _VALUES = ("const", "default", "enum", "examples")  # keywords of a schema whose values are none
 _LARK = re.compile(r"(?m)^[ \t]*[?!]?start\b[^:\n]*:(?!:=)")  # its first rule, which GBNF cannot have
@@ -89,7 +93,8 @@ class JsonSchema(Guided):
         )
         where = next(found, None)
         message = error.replace("Unimplemented keys", "keywords that are not supported") if fault is None else _in_words(fault)
-        return message + (f", at {where}" if where else "")
+        message += f", at {where}" if where else ""
+        return message + (_ADVICE_ON_NAMES if "propertyNames" in named else "")
 
 
 def _in_words(fault: re.Match[str]) -> str:

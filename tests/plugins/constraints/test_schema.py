@@ -110,7 +110,11 @@ def test_what_asks_for_nothing_is_dropped_where_schemas_stand_and_nowhere_else(s
     [
         ({"properties": {"a": {"not": {"const": 1}}}}, r'\["not"\], at #/properties/a/not$'),
         ({"$defs": {"b": {"not": False}}, "items": {"default": {"not": 1}, "not": {}}}, "at #/items/not$"),
-        ({"propertyNames": {"pattern": "^(ab)*$", "maxLength": 3}}, r'\["propertyNames"\], at #/propertyNames$'),
+        (
+            {"properties": {"a": {"propertyNames": {"pattern": "^(ab)*$", "maxLength": 3}}}},
+            r'\["propertyNames"\], at #/properties/a/propertyNames; a length .* cannot be kept beside a pattern with groups',
+        ),
+        ({"propertyNames": {"minLength": 1}, "patternProperties": {"a": {}, "b": {}}}, "beside several patternProperties"),
         ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 3}, "there are 2; lower minItems"),
         ({"properties": {"format": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/format/not$'),
         ({"properties": {"default": {"not": {"type": "null"}}}}, r'\["not"\], at #/properties/default/not$'),
