@@ -62,3 +62,10 @@ def test_the_unit_starts_the_server(tmp_path):
         here.write_text((DEPLOY / "augury.service").read_text().replace(program, "/bin/true"))
         told = subprocess.run([verify, "verify", here], capture_output=True, text=True, check=False)
         assert [line for line in told.stderr.splitlines() if here.name in line] == []
+
+
+def test_files_that_commands_for_docker_name_are_there():
+    pages = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    named = re.findall(r"docker (?:build|compose) -f (\S+)", pages)
+    assert len(named) == pages.count("docker build") + pages.count("docker compose")
+    assert all((ROOT / name).is_file() for name in named)

@@ -6,6 +6,7 @@ import inspect
 import re
 import runpy
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,17 @@ def test_a_table_has_a_header_a_separator_and_rows_with_as_many_cells():
             if re.search(r"(?m)^\|", part):
                 assert re.fullmatch(r"\|.*[^-:|].*\|\n\|(-+:?\|)+(\n\|.*\|)+", part), (page.name, part)
                 assert len({len(re.findall(r"(?<!\\)\|", row)) for row in part.splitlines()}) == 1, (page.name, part)
+
+
+def test_no_table_stands_twice_on_the_page_of_options():
+    tables = re.findall(r"(?:^\|.*\n)+", (ROOT / "docs/options.md").read_text(), re.MULTILINE)
+    assert len(tables) == len(set(tables)) > 10
+
+
+def test_the_changelog_says_nothing_twice():
+    text = " ".join((ROOT / "CHANGELOG.md").read_text().split("## [Unreleased]")[1].split("\n## [")[0].split())
+    said = [sentence for sentence in re.split(r"(?<=[.:;])\s+(?:- )?", text) if len(sentence) > 30]
+    assert [each for each, n in Counter(said).items() if n > 1] == []
 
 
 def test_the_page_of_options_is_what_plugins_and_commands_declare(monkeypatch):

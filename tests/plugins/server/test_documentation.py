@@ -56,6 +56,13 @@ def test_the_commands_for_several_models_succeed(tmp_path, monkeypatch):
         run_commands(SEVERAL, server)
 
 
+def test_the_tokens_that_it_shows_are_those_of_the_text_above(client):
+    content, tokens = (re.search(rf"/{path} .*-d '(.*)'$", PAGE, re.MULTILINE)[1] for path in ("tokenize", "detokenize"))
+    text, ids = json.loads(content)["content"], json.loads(tokens)["tokens"]
+    assert client.post("/detokenize", json={"tokens": ids}).json()["content"] == text
+    assert client.post("/tokenize", json={"content": text}).json()["tokens"] == ids
+
+
 def test_the_python_examples_run(server, capsys):
     names = {}
     try:
@@ -64,13 +71,6 @@ def test_the_python_examples_run(server, capsys):
     finally:
         names["client"].close()
     assert capsys.readouterr().out.count("\n") == 6
-
-
-def test_the_commands_of_the_unit_and_the_container_are_known():
-    unit = re.search(r"^ExecStart=\S+/augury (.+)$", PAGE, re.MULTILINE)[1].split()
-    entry, more = (json.loads(re.search(rf"^{name} (.+)$", PAGE, re.MULTILINE)[1]) for name in ("ENTRYPOINT", "CMD"))
-    for words in (unit, [*entry[1:], *more]):
-        assert make_parser(Registry.discover(), words).parse_args(words).command == "serve"
 
 
 def test_every_endpoint_is_named(client):
