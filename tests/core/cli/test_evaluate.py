@@ -42,6 +42,28 @@ def test_acc_takes_the_most_probable_choice_and_acc_norm_that_by_letter(engine, 
     assert list(outcomes(engine, questions, 1)) == [{"acc": True, "acc_norm": False}, {"acc": False, "acc_norm": True}]
 
 
+LIKELIHOODS = [  # choices, their log-likelihoods, the right one; and then what lm-evaluation-harness makes of them
+    (["sea ice", "a longer choice", "x"], [-11.17, -16.56, -5.58], 1),
+    (["sea ice", "is", "四五"], [-10.06, -6.84, -6.14], 2),
+    (["is", "sea ice", "a longer choice"], [-6.99, -10.08, -13.78], 2),
+    (["x", "sea ice"], [-5.1, -8.82], 0),
+    (["四五", "née", "a longer choice"], [-6.47, -3.75, -17.76], 0),
+    (["四五", "a longer choice"], [-4.04, -13.71], 0),
+    (["x", "四五"], [-3.05, -5.95], 1),
+    (["sea ice", "a longer choice", "née"], [-11.21, -15.41, -5.32], 2),
+]
+HARNESS = {"acc": (0.5, 0.1889822365046136), "acc_norm": (0.375, 0.18298126367784995)}
+
+
+def test_figures_are_those_of_lm_evaluation_harness(engine, monkeypatch):
+    """Source: `ConfigurableTask.process_results`, `mean` and `mean_stderr` of its commit 4e7e0d47f33bc710."""
+    found = iter(LIKELIHOODS)
+    monkeypatch.setattr("augury.cli.evaluate.log_likelihoods", lambda *_: np.array(next(found)[1]))
+    right = list(outcomes(engine, [Question("a", answer, choices) for choices, _, answer in LIKELIHOODS], 1))
+    for name, (value, error) in HARNESS.items():
+        assert Rate.of([each[name] for each in right]) == Rate(value, pytest.approx(error, rel=1e-12), 8)
+
+
 def test_a_text_that_is_generated_is_compared_without_blanks_around_it(engine):
     text = engine.generate("the sea", max_tokens=3, temperature=0.0, stop=["\n"]).text
     found = outcomes(engine, [Question("the sea", f" {text.strip()} "), Question("the sea", "another")] * 2, 3)

@@ -239,6 +239,12 @@ def test_an_unnamed_pre_tokenizer_is_the_old_one_with_a_warning(caplog, pre):
     assert "tokenizer.ggml.pre is missing" in caplog.text
 
 
+@pytest.mark.parametrize("key", ["image_token_id", "mask_token_id", "audio_token_id"])
+def test_a_token_beyond_the_vocabulary_that_nothing_asks_for_is_a_warning(caplog, key):
+    assert load_tokenizer(vocabularies.tiny(**{key: 10**6})).encode("ab") == [2]
+    assert f"tokenizer.ggml.{key} is 1000000, expected a token of the vocabulary" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import http.client
 import json
+import re
 import signal
 import socket
 import threading
@@ -140,6 +141,33 @@ def test_a_whole_number_may_be_written_with_a_point(client):
     asked = {"prompt": [504, 3726], "seed": 1, "id_slot": 1}
     plain = client.post("/v1/completions", json={"max_tokens": 3, **asked}).json()
     assert plain["choices"] == points["choices"]
+
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/completion", {"prompt": "The sea"}),
+        ("/infill", {"input_prefix": "The ", "input_suffix": " is"}),
+        ("/v1/completions", {"prompt": "The sea"}),
+        ("/v1/chat/completions", {"messages": USER}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": USER}),
+        ("/api/generate", {"prompt": "Hi"}),
+        ("/api/chat", {"messages": USER}),
+    ],
+)
+def test_every_request_may_bound_its_drafts_and_have_a_negative_seed(client, path, fields):
+    limit = {"/v1/responses": "max_output_tokens"}.get(path, "max_tokens")
+    more = {"speculative": {"n_max": 4, "n_min": 0, "p_min": 0.75}, "seed": -42, "temperature": 3.0, limit: 6}
+    more = {"stream": False, "options": more} if path.startswith("/api") else more
+    answers = [client.post(path, json={"model": "smollm2", **fields, **more}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
+    first, second = (re.findall(r'"(?:content|text|response)":"(.*?)"[,}]', answer.text) for answer in answers)
+    assert first == second
+    assert any(first)
 
 
 def test_a_limit_may_have_both_of_its_names(client):
