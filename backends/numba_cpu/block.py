@@ -46,7 +46,7 @@ class BlockEmitter(op.BlockEmitter):
         self._layout = Layout(operations, kept, n_first)
         emitters = list(self._emitters_of(operations, kept))
         self._early, self._emitters = emitters[:n_first], emitters[n_first:]
-        keeping = [i for i, each in enumerate(self._emitters, 1) if each.operation.cached() or each.operation.kept()]
+        keeping = [i for i, each in enumerate(self._emitters, 1) if each.operation.cached() or each.operation.sequence_states()]
         self._n_keeping = max(keeping, default=0)
 
     def tables(self) -> Mapping[Hashable, int]:

@@ -200,8 +200,9 @@ class Engine(Receipts, Evaluations):
             target, first_layers = context.model, EngineTarget(context)
             sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [session.make_drafters(chosen, made) for session in sessions]
-            how = {"replays_accepted": context.memory.replays_accepted}
-            planner = None if spec_fixed or draft_max == 0 else planner_for(target, chains[0], draft_max, **how)
+            planner = None
+            if draft_max and not spec_fixed:
+                planner = planner_for(target, chains[0], draft_max, replays_accepted=context.memory.replays_accepted)
             loader.keep_prompts(cache_ram, cache_disk)
             loader.close_files()
             config: dict[str, Any] = {"model": str(model), "backend": loader.backends[0].title, "memory": context.memory.name}

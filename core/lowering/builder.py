@@ -72,7 +72,7 @@ class Builder:
                 yield f"{name} writes over a norm of x, which threads keep for all that read it; scale what is made of that"
             yield from _cache_flaws(each, name, cached)
             made.update(each.made)
-            kept.update(each.kept())
+            kept.update(each.sequence_states())
             written.update(each.cached())
         keeps_for_others = any(isinstance(each, PrepareHeads) and each.source is not None for each in self.operations)
         ends = [isinstance(each, Add | AddStream | InitStreams | ComputeLogits) for each in self.operations]

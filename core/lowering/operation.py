@@ -100,7 +100,7 @@ class Operation(HasKernels):
         """Its arguments in words, each with the width that it has and the width that it must have."""
         yield from ()
 
-    def kept(self) -> dict[int, SequenceState]:
+    def sequence_states(self) -> dict[int, SequenceState]:
         """The states of sequences that it keeps, by their places in `Block.states`."""
         return {}
 

@@ -241,7 +241,7 @@ class Convolve(Operation):
                 yield what, gates.width, self.out.width
                 yield f"x, beside {what},", len(self.x), 1
 
-    def kept(self) -> dict[int, SequenceState]:
+    def sequence_states(self) -> dict[int, SequenceState]:
         return {place: conv.state for place, conv in zip(self.states, self.convs, strict=True)}
 
 
@@ -350,7 +350,7 @@ class Recur(Operation):
         if self.decays is not None:
             yield "decays", self.decays.width, heads.n_heads * (heads.key_dim if heads.is_by_key else 1)
 
-    def kept(self) -> dict[int, SequenceState]:
+    def sequence_states(self) -> dict[int, SequenceState]:
         return {self.state: self.heads.state}
 
 

@@ -29,7 +29,7 @@ _EVERYONE = "any"
 
 
 @frozen
-class GroundCounts:
+class BucketCounts:
     """The fate of the tokens of one bucket."""
 
     drafter: str  # "any" where a bucket is not a drafter's own; of agreement its kind
@@ -39,7 +39,7 @@ class GroundCounts:
     n_right: int
     expected: float | None = None  # of agreement: the sum of the chances that their own drafters gave them
 
-    def __add__(self, more: GroundCounts) -> GroundCounts:
+    def __add__(self, more: BucketCounts) -> BucketCounts:
         """Both, of one bucket."""
         expected = None if self.expected is None or more.expected is None else self.expected + more.expected
         return evolve(self, n=self.n + more.n, n_right=self.n_right + more.n_right, expected=expected)
@@ -55,29 +55,29 @@ class GroundCounts:
         return float(f"{share:.2g}") if share < 0.1 else min(round(share, 2), _MOST)
 
 
-def pooled(results: Iterable[Mapping[str, Any]]) -> list[GroundCounts]:
+def pooled(results: Iterable[Mapping[str, Any]]) -> list[BucketCounts]:
     """The counts of several results of `augury bench drafters --json`, by drafter and bucket, and those of agreement.
 
     Raises:
         KeyError: One has none.
     """
-    found: dict[tuple[str, str], GroundCounts] = {}
+    found: dict[tuple[str, str], BucketCounts] = {}
     for each in (each for result in results for run in result["runs"] for each in _counts(run["reliability"])):
         before = found.get((each.drafter, each.bucket))
         found[each.drafter, each.bucket] = each if before is None else before + each
     return sorted(found.values(), key=_order)
 
 
-def _counts(reliability: Mapping[str, Any]) -> Iterator[GroundCounts]:
+def _counts(reliability: Mapping[str, Any]) -> Iterator[BucketCounts]:
     for drafter, buckets in reliability["buckets"].items():
         for bucket, counts in buckets.items():
-            yield GroundCounts(drafter if bucket.startswith("evidence") else _EVERYONE, bucket, **counts)
+            yield BucketCounts(drafter if bucket.startswith("evidence") else _EVERYONE, bucket, **counts)
     for name, counts in reliability["agreement"].items():
         kind, chance = name.split(", ")
-        yield GroundCounts(kind, chance, **counts)
+        yield BucketCounts(kind, chance, **counts)
 
 
-def table_lines(found: Sequence[GroundCounts]) -> list[str]:
+def table_lines(found: Sequence[BucketCounts]) -> list[str]:
     """As Markdown: one table of buckets, and one of agreement."""
     buckets, agreement = _BUCKETS.copy(), AGREEMENT.copy()
     for each in found:
@@ -114,7 +114,7 @@ def _read(path: str) -> Mapping[str, Any]:
     return found
 
 
-def _order(counts: GroundCounts) -> tuple[str, str, float]:
+def _order(counts: BucketCounts) -> tuple[str, str, float]:
     """By drafter, then by kind of bucket, then by its number."""
     (number,) = re.findall(r"[\d.]+", counts.bucket)[:1] or ["0"]
     return counts.drafter, counts.bucket.partition(" ")[0], float(number)

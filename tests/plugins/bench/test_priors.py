@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from augury.plugins.bench.priors import AGREEMENT, GroundCounts, main, pooled, table_lines
+from augury.plugins.bench.priors import AGREEMENT, BucketCounts, main, pooled, table_lines
 from augury.registry import Registry
 from augury.speculation.chances import Agreement, Chances
 from augury.types import Draft
@@ -35,12 +35,12 @@ THIRD = result_of((20, 4.5, 2), suffix={"evidence 9": counts(0, 0)})
 
 def test_counts_are_pooled_by_drafter_and_bucket_and_what_is_not_evidence_over_all_drafters():
     assert pooled([FIRST, SECOND, THIRD]) == [
-        GroundCounts("agreed", "chance 0.05 to 0.15", 2.0, 4, 1, 0.5),
-        GroundCounts("agreed", "chance 0.15 to 0.3", 2.0, 100, 22, 20.0),
-        GroundCounts("any", "run from 3", 0.7, 200, 19),
-        GroundCounts("any", "run from 17", 0.5, 1, 1),
-        GroundCounts("suffix", "evidence 9", 0.5, 3, 1),
-        GroundCounts("suffix", "evidence 10", 0.5, 100, 37),
+        BucketCounts("agreed", "chance 0.05 to 0.15", 2.0, 4, 1, 0.5),
+        BucketCounts("agreed", "chance 0.15 to 0.3", 2.0, 100, 22, 20.0),
+        BucketCounts("any", "run from 3", 0.7, 200, 19),
+        BucketCounts("any", "run from 17", 0.5, 1, 1),
+        BucketCounts("suffix", "evidence 9", 0.5, 3, 1),
+        BucketCounts("suffix", "evidence 10", 0.5, 100, 37),
     ]
 
 
@@ -70,7 +70,7 @@ def test_the_tables_say_where_too_few_were_seen():
     ],
 )
 def test_shares_are_written_in_two_digits(n, n_right, expected):
-    assert GroundCounts("a", "any", 0.5, n, n_right).measured == expected
+    assert BucketCounts("a", "any", 0.5, n, n_right).measured == expected
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_shares_are_written_in_two_digits(n, n_right, expected):
     [(60, 9.9, 9, None), (49, 30.0, 20, None), (60, 12.5, 0, 0.0), (60, 5.0, 10, 2.0), (600, 55.0, 60, 1.1)],
 )
 def test_agreement_is_worth_the_ratio_of_right_tokens_to_expected_ones(n, expected, n_right, ratio):
-    assert GroundCounts("agreed", "chance 0.05 to 0.15", 1.0, n, n_right, expected).measured == ratio
+    assert BucketCounts("agreed", "chance 0.05 to 0.15", 1.0, n, n_right, expected).measured == ratio
 
 
 def test_the_program_pools_files(tmp_path, capsys):
@@ -117,7 +117,7 @@ def measured():
         re.MULTILINE,
     )
     return [
-        GroundCounts(drafter, bucket, float(prior), int(n), int(n_right), float(expected) if expected else None)
+        BucketCounts(drafter, bucket, float(prior), int(n), int(n_right), float(expected) if expected else None)
         for drafter, bucket, n, expected, n_right, prior in rows
     ]
 
