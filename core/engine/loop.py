@@ -199,7 +199,7 @@ class Loop:
 
     def _start(self, sequence: RunningSequence) -> None:
         """Give a sequence a slot, if there is one."""
-        opened = self._open(sequence.request.prompt, may_reuse=sequence.request.cache_prompt, slot=sequence.request.slot)
+        opened = self._open(sequence.prompt, may_reuse=sequence.request.cache_prompt, slot=sequence.request.slot)
         if opened is not None:
             sequence.slot, sequence.prompt_owner = opened.slot, None
             n_reused = self._drafting.open(sequence, opened.n_reused)
@@ -285,7 +285,7 @@ class Loop:
         draft, names = slot_input.draft, choice.names if choice is not None and choice.nodes else ()
         path: tuple[int, ...] = ()
         n_emitted, n_accepted, is_stopped, top = 0, 0, False, None
-        if scheduled.n_prompt and not sequence.n_emitted:
+        if scheduled.n_prompt and not sequence.pieces:
             sequence.counter.chunk(scheduled.n_prompt, done.seconds * scheduled.n_prompt / record.n_tokens)
         if scheduled.n_rows:  # a chunk has none, unless it is a prompt's last
             accepted = sequence.verify(draft, passed, row, done.argmax)

@@ -108,6 +108,11 @@ class RequestParams(TypedDict, total=False):
     prediction: Annotated[
         str | TokenIds | None, "a text or token ids that the answer will resemble, to [draft from](library.md#four-ways-to-ask)"
     ]
+    emitted: Annotated[
+        TokenIds | None,
+        "the answer's first token ids, which any engine has emitted before: the answer goes on after them, as if all "
+        "came from one request, and the result holds the rest; mirostat also needs `mirostat_mu`",
+    ]
     speculative: Annotated[bool | Mapping[str, Any] | None, "false, or options by drafter as above; by default as loaded"]
     receipt: Annotated[bool, "the result holds a [receipt](receipts.md)"]
     slot: Annotated[int | None, "the slot to wait for; None: any"]

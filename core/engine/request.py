@@ -87,6 +87,7 @@ class Request:
     speculation: Speculation
     constraint: tuple[type[Constraint], Any] | None = None  # with its options
     prediction: np.ndarray | None = None  # (m,) int32: the expected answer, to draft from
+    emitted: np.ndarray | None = None  # (e,) int32: the beginning of the answer, which is known
     stop_token_ids: frozenset[int] = frozenset()  # end tokens beside the model's
     prompt_text: str | None = None  # the part of the prompt's text that the result has
     receipt: Mapping[str, Any] | None = None  # the fields of a `Receipt` that are known before; None: none is asked for
@@ -182,6 +183,9 @@ def make_request(
                 "a receipt is of tokens that depend on no drafts; leave it out, or the acceptance that is not exact"
             )
         sampling = sampling if sampling.seed is not None else attrs.evolve(sampling, seed=secrets.randbits(63))
+    emitted = None if (given := rest.pop("emitted", None)) is None else _ids(given, "emitted", n_vocab)
+    if emitted is not None and receipt is not None:
+        raise OptionError("a receipt is of all tokens of an answer, but emitted holds the first; leave one of the two out")
     ends = _token_ids(rest.pop("stop_token_ids", None), "stop_token_ids", n_vocab)
     if unknown := [key for key in rest if key not in _GIVEN]:
         keywords = {each.keyword for each in registry.constraints.values() if each.keyword is not None}
@@ -192,6 +196,7 @@ def make_request(
         **drafts_from,
         "sampling": sampling,
         "speculation": speculation,
+        "emitted": emitted,
         "stop_token_ids": ends,
         "receipt": receipt,
     }

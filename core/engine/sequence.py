@@ -17,7 +17,7 @@ from augury.engine.request import Request
 from augury.engine.sampler import Sampler
 from augury.engine.sampling_step import SamplingStep
 from augury.engine.stats import RequestCounter
-from augury.errors import ModelFileError, PluginError, UnsupportedError
+from augury.errors import ModelFileError, OptionError, PluginError, UnsupportedError
 from augury.interfaces import Session
 from augury.passes import Pass
 from augury.receipt import Receipt
@@ -62,7 +62,7 @@ class RunningSequence(DraftedSequence):
         self._logprobs: list[float | None] = []  # of these, for a receipt
         self.finish_reason: str | None = None
         self.error: Exception | None = None
-        self.counter: RequestCounter = RequestCounter(request)
+        self.counter: RequestCounter = RequestCounter(request, len(request.prompt))
         eog: frozenset[int] = tokenizer.eog if tokenizer is not None else frozenset()
         forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
         self._end_tokens = (eog | request.stop_token_ids) - forbidden
@@ -93,6 +93,21 @@ class RunningSequence(DraftedSequence):
         self._view = self._buffer.view()
         self._view.flags.writeable = False
         self.history = self._view[: self._n]
+        if request.emitted is not None:
+            self._go_on(request.emitted.tolist())
+
+    def _go_on(self, emitted: Sequence[int]) -> None:
+        """Take over the beginning of the answer: its end is processed with the prompt."""
+        for token in emitted:
+            self._append(token)
+            if self.error is not None or self.finish_reason is not None:
+                reason = self.error or f"the answer ends by {self.finish_reason} after {self.n_emitted} of them"
+                raise OptionError(f"emitted holds {len(emitted)} tokens, with which no answer goes on: {reason}")
+            self.history = self._view[: self._n]
+            if self.is_full:
+                self.shift()
+        self.prompt = self.history.copy()
+        self.counter = RequestCounter(self.request, len(self.prompt))
 
     def describe(self, session: Session) -> None:
         session.sampling, session.verify = self.sampler.params, self.speculation.rule.name
@@ -195,13 +210,7 @@ class RunningSequence(DraftedSequence):
                 message = f"{odd}; its weights are probably damaged, fetch the file again"
                 self.fail(self.sampler.error or ModelFileError(message))
                 break
-            self._buffer[self._n] = token
-            self._n, self.n_emitted = self._n + 1, self.n_emitted + 1
-            may_stop = self.n_emitted > self.request.min_tokens
-            text = self._text.push(token, may_stop=may_stop)
-            self._finish_after(token)
-            if is_end := self.finish_reason is not None:
-                text += self._text.flush(may_stop=may_stop)
+            text, is_end = self._append(token), self.finish_reason is not None
             origin = None if is_end or i == len(path) or tokens[i + 1] < 0 else drafters[path[i]]
             pieces.append(Token(token, text, origin, None if i else len(drafters)))  # of the round, with its first token
             if is_end:
@@ -216,8 +225,16 @@ class RunningSequence(DraftedSequence):
         self.channel.deliver(pieces)
         return len(pieces)
 
-    def _finish_after(self, token: int) -> None:
-        """See whether the text ends with a token: by a stop, by a constraint that lets nothing follow, or at a limit."""
+    def _append(self, token: int) -> str:
+        """Add a token, and see whether the text ends: by a stop, by a constraint that lets nothing follow, or at a limit.
+
+        Returns:
+            The text that is certain by then.
+        """
+        self._buffer[self._n] = token
+        self._n, self.n_emitted = self._n + 1, self.n_emitted + 1
+        may_stop = self.n_emitted > self.request.min_tokens
+        text = self._text.push(token, may_stop=may_stop)
         is_complete = self._text.is_stopped or token in self._end_tokens
         if not is_complete and self._constraint is not None:
             try:
@@ -234,6 +251,7 @@ class RunningSequence(DraftedSequence):
                 self.is_full = True
             else:
                 self.finish_reason = "context"
+        return text if self.finish_reason is None else text + self._text.flush(may_stop=may_stop)
 
     def _with_logprobs(self, pieces: Sequence[Token], n_top: int, logits: Pass, rows: Sequence[int]) -> list[Token]:
         """The tokens of a round with `logprob`, `bytes` and `top_logprobs`."""

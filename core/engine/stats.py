@@ -41,13 +41,13 @@ class PromptToken:
 class RequestCounter(DraftingCounter):
     """Counts the work of one request. Only rounds that are over are counted, so there is nothing to roll back."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, n_prompt: int) -> None:
         super().__init__(member.name for member in request.speculation.members)
         self.n_reused = 0  # tokens of the prompt that the request's slot held already
         self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
         self.n_shifts = 0
         self.plain_s: float | None = None  # the planner's estimate of a plain round
-        self._request = request
+        self._request, self._n_prompt = request, n_prompt
         self._n_recomputed = self._n_emitted = self._n_discarded = 0
         self._draft_lengths: list[int] = []
         self._n_rounds = self._n_drafted = self._n_accepted = 0  # of rounds after the prompt's
@@ -81,7 +81,7 @@ class RequestCounter(DraftingCounter):
     def _progressed(self) -> None:
         """Report how far the prompt is, if the request asks for that."""
         if (on_prompt := self._request.on_prompt) is not None:
-            n, seconds = len(self._request.prompt), perf_counter() - self._opened_at
+            n, seconds = self._n_prompt, perf_counter() - self._opened_at
             guarded(on_prompt, PromptProgress(n, self.n_reused, self.n_reused + self._n_processed, seconds))
 
     def prefilled(self) -> None:
@@ -124,7 +124,7 @@ class RequestCounter(DraftingCounter):
         return Summary(
             id=self._request.id,
             slot=self._slot,
-            n_prompt=len(self._request.prompt),
+            n_prompt=self._n_prompt,
             n_reused=self.n_reused,
             n_recomputed=self._n_recomputed,
             n_restores=self.n_restores,

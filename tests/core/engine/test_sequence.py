@@ -113,7 +113,7 @@ def test_rows_that_a_rejection_leaves_out_do_not_matter(drafter, way):
     assert result.stats.n_drafted > result.stats.n_accepted
 
 
-@pytest.mark.parametrize(("of", "name"), [("sampler", "_drawn_from"), ("_text", "push"), (None, "_finish_after")])
+@pytest.mark.parametrize(("of", "name"), [("sampler", "_drawn_from"), ("_text", "push"), (None, "_append")])
 def test_an_error_in_what_one_request_emits_ends_it_alone(of, name):
     def fail(*_, **__):
         raise RuntimeError("broken")

@@ -13,7 +13,7 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("augury.engine.stats.perf_counter", lambda: now[0])
     speculation = Speculation((Member("one", NoOptions()), Member("other", NoOptions())))
-    counter = RequestCounter(SimpleNamespace(id="req-1", prompt=[0] * 10, speculation=speculation, on_prompt=None))
+    counter = RequestCounter(SimpleNamespace(id="req-1", prompt=[0] * 10, speculation=speculation, on_prompt=None), 10)
     untouched = counter.summary()
     now[0] += 3
     counter.opened(None, 4, 0)
