@@ -1,5 +1,9 @@
 """Errors, by the person who can mend them; every message says what was found, what was expected and what to do."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class AuguryError(Exception):
     """Any failure that augury foresees; the command line prints its message and exits with `exit_code`."""
@@ -43,6 +47,9 @@ class PromptTooLongError(CapacityError):
             "shorten it or load the model with a larger context (-c, n_ctx)"
         )
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
+
+    def __reduce__(self) -> Any:  # for another process, which is told the message
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class LostDeviceError(AuguryError):

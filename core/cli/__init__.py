@@ -21,6 +21,7 @@ from augury.cli.model_flags import (
     add_model_flags as add_model_flags,
     drafter_of_mtp as drafter_of_mtp,
     load_engine as load_engine,
+    load_texts as load_texts,
     loaded_model as loaded_model,
     memory_needed as memory_needed,
     override_words as override_words,

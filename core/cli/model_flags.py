@@ -37,6 +37,8 @@ from augury.types import CACHE_TYPES, ModelOptions
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
+    from augury.text.chat_template import ChatTemplate
+    from augury.text.tokenizer import Tokenizer
 
 _AS_NAMED = (  # arguments of `Engine.load` that are flags of the same names
     *("backend", "memory", "threads", "cache_type_k", "cache_type_v", "cache_ram", "cache_disk", "parse_special", "registry"),
@@ -263,6 +265,26 @@ def _speculation(
         "draft_max": n_max,
         "draft_min": n_min,
     }
+
+
+def load_texts(
+    args: argparse.Namespace, template: str | None, progress: Progress
+) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    """The tokenizer and chat template of the flags' model, without its weights; `template` takes the place of its own.
+
+    Raises:
+        AuguryError: Its file cannot be had or read.
+    """
+    from augury.text.chat_template import ChatTemplate
+
+    loader = Loader(args.registry, make_backend(args.registry, args.backend), progress, {args.model: overrides_of(args)})
+    file, tokenizer = loader.open(args.model), loader.load_tokenizer(args.model)
+    try:
+        if template is not None:
+            return tokenizer, ChatTemplate(template, tokenizer, parse_special=args.parse_special)
+        return tokenizer, loader.load_template(file, tokenizer, parse_special=args.parse_special)
+    finally:
+        loader.close_files()
 
 
 def memory_needed(args: argparse.Namespace, progress: Progress) -> int:

@@ -62,6 +62,7 @@ class Workers:
 
     def __init__(self, args: argparse.Namespace, template: str | None, params: Mapping[str, Any]) -> None:
         """Place a worker on each node, or with `--threads` as many as its cores allow. They load when the first line comes."""
+        cluster.join(args.ray)
         self._given = cluster.sent(args), template, params
         self._n_each = 2 * args.parallel
         self._workers = [

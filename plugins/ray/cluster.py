@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import threading
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +14,10 @@ from augury import Registry
 from augury.errors import AuguryError, UnsupportedError
 
 LOCAL = "local"
+_ENVIRONMENT = {  # of Ray, where the user says nothing else
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # which hides GPUs from actors that ask for none
+}
 _OBJECT_BYTES = 80 << 20  # of the memory for objects, of which prompts and tokens need next to nothing: Ray's least
 
 
@@ -21,30 +25,29 @@ def check_ray(what: str) -> None:
     """Raises UnsupportedError where Ray is not installed; `what` begins the message, as in "--ray needs"."""
     if find_spec("ray") is None:
         raise UnsupportedError(f"{what} ray, not installed here; install the extra: pip install 'augury[ray]'")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
-@contextmanager
-def cluster(address: str) -> Iterator[None]:
-    """Join a cluster, `local` for one that is started here and ends with this, and leave it at the end.
+def join(address: str) -> None:
+    """Join a cluster until this process ends, `local` for one that is started here and ends with it.
 
     Raises:
         AuguryError: There is none.
     """
-    check_ray("--ray needs")
-    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}.items():
-        os.environ.setdefault(name, value)
     import ray
 
+    if ray.is_initialized():
+        return
     started: dict[str, Any] = {"include_dashboard": False, "object_store_memory": _OBJECT_BYTES} if address == LOCAL else {}
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **started)
     except (ConnectionError, RuntimeError, ValueError) as error:
         message = str(error).split("\n", 1)[0]
         raise AuguryError(f"no Ray cluster at {address}: {message}; start one with ray start, or give --ray local") from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # which Ray has taken
 
 
 def sent(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.cors import CORSMiddleware
@@ -39,7 +40,7 @@ from augury.plugins.server.ollama import (
 )
 from augury.plugins.server.openai import chat, completions, embeddings, models, responses
 from augury.plugins.server.page.routes import add_docs, add_page
-from augury.plugins.server.server import ServerOptions
+from augury.plugins.server.server import ServerOptions, session
 
 _ROUTERS = (
     *(
@@ -140,6 +141,7 @@ class _Gate:
         if scope["type"] == "http" and (error := self._refusal(Request(scope))) is not None:
             await _answer(error, scope["path"])(scope, receive, send)
             return
+        session.set(Headers(scope=scope).get("x-session-id", "") if scope["type"] == "http" else "")
         await self._app(scope, self._patient(receive), send)
 
     def _patient(self, receive: Receive) -> Receive:

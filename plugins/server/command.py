@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -124,6 +125,8 @@ def _server_of(model: ServedModel, n_models: int) -> Server:
             "--collect keeps answers to learn from, but with synthetic acceptance (--spec-synth-rates, --spec-synth-len) they "
             "are not the model's; leave one of the two out"
         )
+    if args.replicas is not None:
+        _check_replicas(args)
     if args.metrics:
         from augury.plugins.server.metrics import Metrics
 
@@ -155,12 +158,33 @@ def _check_names(servers: Sequence[Server]) -> None:
 
 def _load(args: argparse.Namespace, template: str | None, metrics: Metrics | None, progress: Progress) -> Engine:
     """Load the engine, with another chat template if one is given, and plugins of its own where they count for one model."""
+    if args.replicas is not None:
+        return _replicas(args, template, metrics, progress)
     if metrics is not None:
         args = argparse.Namespace(**{**vars(args), "registry": Registry.discover()})
         args.registry.hooks.register(metrics)
     engine = load_engine(args, args.spec_type, args.model_draft, progress)
     use_template(engine, template, parse_special=args.parse_special)
     return engine
+
+
+def _check_replicas(args: argparse.Namespace) -> None:
+    from augury.plugins.ray import cluster
+
+    if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", args.replicas):
+        raise OptionError(f"--replicas is {args.replicas!r}, expected a number, or two such as 1-4")
+    if args.slot_save_path is not None:
+        raise OptionError("--slot-save-path is for slots of one engine, and --replicas starts others; leave one of the two out")
+    cluster.check_ray("--replicas needs")
+
+
+def _replicas(args: argparse.Namespace, template: str | None, metrics: Metrics | None, progress: Progress) -> Engine:
+    from augury.plugins.ray import replicas
+
+    found: Any = replicas.Replicas(args, template, progress)
+    if metrics is not None:
+        metrics.elsewhere = found.samples
+    return found
 
 
 def _facts_of(args: argparse.Namespace, known: dict[Path, FileFacts]) -> FileFacts:

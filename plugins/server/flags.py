@@ -55,6 +55,10 @@ class ServedModelFlags:
     )
     dedup_cache_models: bool = option(False, help="leave the model's file out of the list of --manage-models")
     max_queue: int = option(256, ge=0, help="how many requests may wait for a slot; further ones get 429")
+    replicas: str | None = option(
+        None, help="processes that each hold the model, kept by Ray Serve: how many, or 1-4 for as many as are needed"
+    )
+    ray: str = option("local", help="with --replicas: the Ray cluster, HOST:PORT, ray://HOST:PORT, auto or local")
     slots: bool = option(True, help="answer /slots, which shows what each slot does")
     no_slots: bool = option(False, help="do not answer /slots")
     slot_save_path: str | None = option(None, help="folder that slots may be saved to")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
@@ -19,6 +19,9 @@ from augury.hookspecs import hookimpl
 from augury.types import Round, Summary
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # further series of histograms, which nobody reads
+
+Sample = tuple[Any, str, str, Mapping[str, str], float]
+"""Kind, name, text, labels and value of a figure."""
 
 _COUNTERS = {  # by attribute of `Metrics.totals`
     "n_prompt": ("llamacpp:prompt_tokens", "Prompt tokens processed."),
@@ -69,9 +72,11 @@ class Metrics:
 
     Attributes:
         latencies: The histograms.
+        elsewhere: Gives the figures in place of the engine here, where replicas count for themselves.
     """
 
     def __init__(self) -> None:
+        self.elsewhere: Callable[[], Iterator[Sample]] | None = None
         self._lock = threading.Lock()
         self._totals: Counter[str] = Counter()
         self._of_drafters: Counter[tuple[str, ...]] = Counter()  # by figure, drafter and, where there are such, position
@@ -124,8 +129,11 @@ class Metrics:
                     for position, n in enumerate(getattr(each, figure)):
                         self._of_drafters[figure, name, str(position)] += n
 
-    def sample(self, engine: EngineStats | None) -> Iterator[tuple[Any, str, str, Mapping[str, str], float]]:
-        """The figures now: kind, name, text, labels and value of each. Rates are since the last time."""
+    def sample(self, engine: EngineStats | None) -> Iterator[Sample]:
+        """The figures now. Rates are since the last time."""
+        if self.elsewhere is not None:
+            yield from self.elsewhere()
+            return
         with self._lock:
             totals, last = self._totals.copy(), self._last
             of_drafters = self._of_drafters.copy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from augury.plugins.server.collection import Collection
     from augury.plugins.server.metrics import Metrics
 
+session = ContextVar("session", default="")
+"""What a request says in `x-session-id`: requests of one session go to one replica."""
 _PATIENCE_S = 30.0
 _BODY_S = 60.0
 

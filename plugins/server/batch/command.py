@@ -97,11 +97,11 @@ def _answering(args: argparse.Namespace, template: str | None, params: Mapping[s
     if args.ray is not None:
         from augury.plugins.ray import cluster
 
-        with cluster.cluster(args.ray):
-            from augury.plugins.ray import batch
+        cluster.check_ray("--ray needs")
+        from augury.plugins.ray import batch
 
-            workers = batch.Workers(args, template, params)
-            yield workers, workers.n_ahead
+        workers = batch.Workers(args, template, params)
+        yield workers, workers.n_ahead
         return
     from augury.plugins.server.batch.answers import Answers
 

@@ -1,5 +1,6 @@
 """Type checkers, the page of options and the check of a request know the same parameters."""
 
+import pickle
 from typing import get_type_hints
 
 import attrs
@@ -8,7 +9,7 @@ import pytest
 
 from augury.engine.params import RequestParams
 from augury.engine.request import Request, make_request
-from augury.errors import AuguryError
+from augury.errors import AuguryError, PromptTooLongError
 from augury.registry import Registry
 from augury.sampling import SamplingParams, sampling_options
 from augury.speculation.config import Speculation
@@ -33,3 +34,8 @@ def test_every_parameter_that_is_checked_has_a_type():
 def test_types_of_sampling_are_those_of_its_options():
     types, expected = get_type_hints(RequestParams), get_type_hints(SamplingParams)
     assert {name: types[name] for name in sampling_options()} == {name: expected[name] for name in sampling_options()}
+
+
+def test_an_error_reaches_another_process_with_its_figures():
+    error = pickle.loads(pickle.dumps(PromptTooLongError(9, 8, is_least=True)))
+    assert (str(error), error.n_prompt, error.n_ctx) == (str(PromptTooLongError(9, 8, is_least=True)), 9, 8)

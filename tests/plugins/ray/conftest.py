@@ -37,10 +37,12 @@ class Nodes:
 def nodes():
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}.items():
         os.environ[name] = value
+    import ray
     from ray.cluster_utils import Cluster
 
     args = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=args)
     cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
     yield Nodes(cluster)
+    ray.shutdown()
     cluster.shutdown()

@@ -39,11 +39,10 @@ def test_rows_are_those_of_one_engine_whoever_is_killed(capsys, tmp_path, nodes)
                 n_before = n_rows
             time.sleep(0.02)
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     code, _, err = run(capsys, "batch", source, out, *FLAGS, "--ordered", "--ray", nodes.address)
     is_over.set()
-    killer.join()
     assert (code, len(killed)) == (0, N_KILLS)
     assert out.read_bytes() == alone.read_bytes()
     assert "died; what it had is answered by the next that is free" in err
