@@ -371,7 +371,7 @@ def test_while_the_model_loads_the_server_says_how_far_it_is():
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path):
     with serving("-m", tmp_path / "missing.gguf", is_loaded=False) as server:
-        assert server.process.wait(60) == 1
+        assert server.wait(60) == 1
         assert "missing.gguf" in server.output
 
 
@@ -430,9 +430,9 @@ def test_a_signal_finishes_what_runs_or_cancels_it(seconds, number, n_tokens, la
         with server.client.stream("POST", "/v1/completions", json=body) as running:
             lines = running.iter_lines()
             next(lines)
-            server.process.send_signal(number)
+            server.signal(number)
             rest = [line for line in lines if line]
-        assert server.process.wait(60) == 0
+        assert server.wait(60) == 0
         assert last in rest[-1]
         assert "Traceback" not in server.output
 
@@ -443,7 +443,7 @@ def test_a_second_signal_ends_what_runs():
         with server.client.stream("POST", "/v1/completions", json=body) as running:
             lines = running.iter_lines()
             next(lines)
-            server.process.send_signal(signal.SIGINT)
+            server.signal(signal.SIGINT)
             with suppress(httpx.ConnectError):
                 while httpx.get(f"{server.url}/health"):
                     time.sleep(0.1)
