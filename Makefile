@@ -77,6 +77,7 @@ lint: dev
 docs: dev
 	$(BIN)/python docs/options.py
 	$(BIN)/python docs/models.py
+	$(BIN)/python docs/notebook.py
 
 # A warning is an error: links and anchors that lead nowhere are warnings. Nothing is fetched.
 docs-site: dev

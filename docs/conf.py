@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import operator
 import shutil
 import sys
@@ -32,6 +33,7 @@ CONTENTS = {
         "docs/learn",
         "docs/machines",
         "docs/library",
+        "docs/notebook",
         "docs/receipts",
         "docs/server",
         "docs/security",
@@ -61,6 +63,7 @@ smartquotes_action = "D"  # dashes
 
 root_doc = "README"
 include_patterns = ["*.md", "docs/**"]
+source_suffix = {".rst": "restructuredtext", ".md": "markdown", ".ipynb": "markdown"}
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
 autosummary_generate = False  # its tables link to the reference, whose pages are written by hand
 maximum_signature_line_length = 100
@@ -91,11 +94,23 @@ def setup(app: Sphinx) -> None:
 
 
 def prepare(app: Sphinx, page: str, source: list[str]) -> None:
-    """Give the README the site's contents, which a code host could not show, and leave the dashes of flags alone."""
+    """Make a page of a notebook, give the README the site's contents, and leave the dashes of flags alone."""
     app.env.settings["smart_quotes"] = page.startswith("docs/reference/")
+    if app.env.doc2path(page).suffix == ".ipynb":
+        source[0] = "\n\n".join(_cells(json.loads(source[0])))
     if page == root_doc:
         for caption, pages in CONTENTS.items():
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", *pages, "```", ""])
+
+
+def _cells(notebook: dict[str, Any]) -> Iterator[str]:
+    """A notebook's cells and what they show, as Markdown."""
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        yield f"```python\n{text}\n```" if cell["cell_type"] == "code" else text
+        for output in cell.get("outputs", ()):
+            for kind, shown in output["data"].items():
+                yield f"```{'{raw} html' if kind == 'text/html' else 'text'}\n{shown}\n```"
 
 
 def add_index(app: Sphinx, error: Exception | None) -> None:

@@ -29,6 +29,7 @@ from augury.engine.worker import Answer, Worker
 from augury.errors import ModelFileError, OptionError
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, context_size, make_backend, only_spec, plan_of
+from augury.notebook_progress import shown_progress
 from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.calibration import planner_for
@@ -163,7 +164,7 @@ class Engine(Receipts, Evaluations):
             parse_special: Whether messages may name control tokens; such names are text otherwise.
             override_kv: Metadata that replaces the file's own: `{"tokenizer.ggml.pre": "qwen2"}`.
             placement: Which layers GPUs compute; None: the backend computes all.
-            progress: Called with the progress of downloading, compiling and loading.
+            progress: Called with the progress of downloading, compiling and loading; None: a notebook shows bars.
             registry: Plugins to choose from; None discovers the installed ones.
 
         Raises:
@@ -178,7 +179,7 @@ class Engine(Receipts, Evaluations):
         rule = acceptance_rule(spec_verify, spec_synth_rates, spec_synth_len)
         speculation = Speculation((), draft_max, draft_min, spec_fixed, rule, spec_timeout)
         device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}
-        loader = Loader(registry, device, progress or Progress(), files)
+        loader = Loader(registry, device, progress or shown_progress(), files)
         choose = partial(choose_drafters, registry, spec_type, draft_model, spec_options, open_model=loader.open)
         wants_mtp = uses_mtp(registry, chosen := choose(has_mtp=True))
         if isinstance(rule, Synthetic) and not chosen:

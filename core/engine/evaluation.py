@@ -21,6 +21,7 @@ from augury.engine.request import checked_tokens, is_several
 from augury.engine.stats import PromptToken
 from augury.engine.worker import Worker
 from augury.errors import ModelFileError, OptionError, UnsupportedError
+from augury.notebook_progress import shown_progress
 from augury.options import check_count
 from augury.passes import Pass
 from augury.text.tokenizer import Tokenizer
@@ -143,8 +144,10 @@ class Evaluations(ABC):
         bos = tokenizer.bos if tokenizer is not None and tokenizer.add_bos else None
         windows = windows_of(tokens, window, n_windows, bos)
         found: list[np.ndarray] = []
+        show = shown_progress()
         for start in range(0, len(windows), n_at_once := self._context.spec.n_slots):
             found += self.logprobs(list(windows[start : start + n_at_once]), first=window // 2 + 1)
+            show("windows", len(found), len(windows))
             if progress is not None:
                 progress(len(found), len(windows), Perplexity.of(found))
         return Perplexity.of(found)

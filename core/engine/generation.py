@@ -16,6 +16,7 @@ from augury.engine.sequence import RunningSequence
 from augury.engine.worker import Worker
 from augury.errors import OptionError, UnsupportedError
 from augury.loader import Loader
+from augury.notebook_progress import shown_progress
 from augury.options import check_count
 from augury.text.chat_template import ChatTemplate, prompt_ids
 from augury.text.tokenizer import Tokenizer
@@ -138,10 +139,15 @@ class Generation(ABC):
         self._worker.check_may_wait()
         several = params.get("messages") is None and is_several(prompt)
         runnings: list[Running] = []
+        progress = shown_progress()
         try:
             for each in prompt if several else [prompt]:
                 runnings += self.submit(each, n=1 if n is None else n, **params)
-            results: list[Any] = [running.result() for running in runnings]
+            results: list[Any] = []
+            for running in runnings:
+                progress("answers", len(results), len(runnings))
+                results.append(running.result())
+            progress("answers", len(results), len(runnings))
         except BaseException:
             for running in runnings:
                 running.cancel()

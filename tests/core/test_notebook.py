@@ -1,10 +1,15 @@
 """What a notebook shows of results and engines."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 from support.toys import ScriptedDrafter, toy_engine
 from support.vocabularies import tokenizer
 
 from augury.errors import OptionError, UnsupportedError
+from augury.interfaces import Progress
+from augury.notebook_progress import NotebookProgress, shown_progress
 from augury.types import Result, Summary, Token
 
 
@@ -27,6 +32,54 @@ def test_a_notebook_is_given_the_text_of_a_result_and_the_slots_of_an_engine():
     assert result.logprobs == tuple(piece.logprob for piece in result.pieces)
     assert slots.count("<td>idle</td>") == 2
     assert slots.startswith("<code>Engine(")
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """What a notebook's cell displays, one text of HTML for each display, and the time there."""
+    shown, time = [], [0.0]
+
+    def display(html, *, display_id):
+        shown.append(html)
+        n = len(shown) - 1
+        return SimpleNamespace(update=lambda html: shown.__setitem__(n, html))
+
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=str, display=display))
+    monkeypatch.setattr("augury.notebook_progress.monotonic", lambda: time.__setitem__(0, time[0] + 0.3) or time[0])
+    return shown
+
+
+def test_a_task_that_takes_long_has_a_bar_in_a_notebook_until_it_is_done(cell):
+    show = shown_progress()
+    for done in range(3):
+        show("loading <b>", done, 4)
+    assert cell == ['loading &lt;b&gt; <progress value="2" max="4"></progress> 50%']
+    show("loading <b>", 3, 4)
+    assert "75%" in cell[0]
+    for done in range(3):
+        show("downloading", done, 0)
+    assert cell[1] == "downloading <progress></progress> 2"
+    show("loading <b>", 4, 4)
+    assert cell[0] == ""
+    show("short", 0, 1)
+    show("short", 1, 1)
+    assert len(cell) == 2
+
+
+def test_several_answers_and_windows_have_bars_in_a_notebook(cell, monkeypatch):
+    told = []
+    monkeypatch.setattr(NotebookProgress, "__call__", lambda _, *done: told.append(done))
+    with toy_engine(slots=2, drafter=ScriptedDrafter) as engine:
+        engine.generate([[1], [2]], max_tokens=2)
+        engine.perplexity([1, 2, 3, 4] * 3, window=4)
+    assert told[:3] == [("answers", n, 2) for n in range(3)]
+    assert told[3:] == [("windows", 2, 3), ("windows", 3, 3)]
+
+
+def test_a_program_shows_nothing():
+    assert type(shown_progress()) is Progress
 
 
 def test_an_engine_has_its_tokenizer_s_methods():
