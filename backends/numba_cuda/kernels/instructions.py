@@ -5,6 +5,7 @@ This is the only file with inline PTX. `bits` means an uint32, `float` a float32
 # ruff: noqa: PLW0108 - numba compiles functions of Python
 
 import os
+from functools import cache
 
 import numpy as np
 from llvmlite import ir
@@ -32,11 +33,9 @@ if SIMULATED:
 
     def lane(function):
         """Compile `function` when it is first called, by Python or by another lane, for the types that it is called with."""
-        called, inner = (njit(pipeline_class=compiler)(function) for compiler in (Compiler, _InnerCompiler))
-        called.get_call_template, called.get_overload = (
-            inner.get_call_template,
-            inner.get_overload,
-        )  # numba asks for other lanes
+        called, inner = njit(pipeline_class=Compiler)(function), cache(lambda: njit(pipeline_class=_InnerCompiler)(function))
+        called.get_call_template = lambda *types: inner().get_call_template(*types)  # numba asks for other lanes
+        called.get_overload = lambda signature: inner().get_overload(signature)
         return called
 
     def _typed(signature):
