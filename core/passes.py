@@ -230,6 +230,16 @@ class Context(ABC):
     is_asynchronous: bool = False  # see `Model`
     chain_rows: int = 0  # see `Model`
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """See `Model.is_elsewhere`."""
+        return False
+
+    @property
+    def is_lost(self) -> bool:
+        """See `Model.is_lost`."""
+        return False
+
     @abstractmethod
     def open(self, tokens: np.ndarray, *, may_reuse: bool = True, slot: int | None = None) -> Opened | None:
         """A slot for a text (n,), or a free one that is named, and how much it holds already; None while all are taken."""

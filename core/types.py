@@ -328,6 +328,7 @@ class Summary:
     n_replayed: int = 0  # accepted tokens that were computed again because of that
     n_shifts: int = 0  # times that the context was full and the text was cut, to be processed again
     n_discarded: int = 0  # tokens that were left out then
+    n_restarts: int = 0  # times that a lost device was back, and prompt and output were processed again
     n_emitted: int = 0
     n_rounds: int = 0
     n_drafted: int = 0

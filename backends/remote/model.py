@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Wants:
 class RemoteModel(Model):
     """Layers on a node. After a `LostDeviceError` it asks for them again in `regain`."""
 
-    chain_rows = _CHAIN_ROWS
+    chain_rows, is_elsewhere = _CHAIN_ROWS, True
 
     def __init__(self, address: str, request: Message, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> None:
         """Have a node load what `request` says, and wait for it.
@@ -119,7 +120,7 @@ class RemoteModel(Model):
         return self.features.get(name)
 
     def check(self) -> None:
-        if not self.is_lost:
+        with suppress(LostDeviceError):  # which passes will find out
             self.ask(Message("check"))
 
     def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:

@@ -152,7 +152,7 @@ class Node:
         if self._delay_s:
             sleep(self._delay_s)
         try:
-            self._socket.send_multipart([who, *answer.frames()], copy=False)
+            self._socket.send_multipart([who, *answer.frames()])
         except zmq_library().ZMQError:  # nobody waits for it any more
             self._drop(who)
 

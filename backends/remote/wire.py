@@ -19,8 +19,9 @@ from augury.batch import Batch
 from augury.errors import AuguryError
 from augury.types import ModelInfo, StateSpec
 
-FRAME_BYTES = 1 << 30  # of an array, at most
+FRAME_BYTES = 1 << 30  # of a part of a message, at most
 _HEADER_BYTES = 1 << 20
+_ALIGNED = 8
 _N_ARRAYS = 4096  # a slot's memory has a few for each layer
 _DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _N_TEXT = 4096  # characters of a text
@@ -52,12 +53,12 @@ class Message:
     facts: Mapping[str, Any] = Factory(dict)
     arrays: Mapping[str, np.ndarray] = Factory(dict)
 
-    def frames(self) -> list[bytes | memoryview]:
-        """The message as parts to send."""
+    def frames(self) -> list[bytes]:
+        """The message as two parts to send: the header, and all arrays, each from a multiple of 8 bytes on."""
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         shapes = [[name, array.dtype.str[1:], list(array.shape)] for name, array in arrays.items()]
         header = json.dumps({"kind": self.kind, "facts": dict(self.facts), "arrays": shapes}).encode()
-        return [header, *(array.reshape(-1).view(np.uint8).data for array in arrays.values())]
+        return [header, b"".join(part for each in arrays.values() for part in (each.tobytes(), bytes(-each.nbytes % _ALIGNED)))]
 
     @classmethod
     def of(cls, frames: Sequence[bytes]) -> Message:
@@ -66,22 +67,26 @@ class Message:
         Raises:
             WireError: It is none.
         """
-        if not 1 <= len(frames) <= 1 + _N_ARRAYS or len(frames[0]) > _HEADER_BYTES:
-            raise WireError(f"a message of {len(frames)} parts, expected a header and {_N_ARRAYS} arrays at most")
+        if len(frames) != 2 or len(frames[0]) > _HEADER_BYTES:
+            raise WireError(f"a message of {len(frames)} parts, expected a header of {_HEADER_BYTES} bytes at most and arrays")
         try:
             header = json.loads(frames[0])
             kind, facts, shapes = header["kind"], header["facts"], header["arrays"]
             named = [(str(name), np.dtype(dtype), tuple(shape)) for name, dtype, shape in shapes if dtype in _DTYPES]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise WireError(f"a message without a header that can be read ({type(error).__name__})") from None
-        if not (isinstance(kind, str) and isinstance(facts, dict) and len(named) == len(shapes) == len(frames) - 1):
-            raise WireError(f"a message whose header tells of {len(shapes)} arrays, with {len(frames) - 1}")
-        arrays = {}
-        for (name, dtype, shape), frame in zip(named, frames[1:], strict=True):
+        if not (isinstance(kind, str) and isinstance(facts, dict) and len(named) == len(shapes) <= _N_ARRAYS):
+            raise WireError(f"a message whose header tells of {len(shapes)} arrays, {len(named)} of known types")
+        arrays, start, body = {}, 0, frames[1]
+        for name, dtype, shape in named:
             are_sizes = len(shape) <= 8 and all(type(size) is int and 0 <= size <= FRAME_BYTES for size in shape)
-            if not are_sizes or math.prod(shape) * dtype.itemsize != len(frame):
-                raise WireError(f"array {name[:20]!r} of {len(frame)} bytes, expected {dtype} of shape {str(shape)[:80]}")
-            arrays[name] = np.frombuffer(frame, dtype).reshape(shape)
+            n_bytes = math.prod(shape) * dtype.itemsize if are_sizes else FRAME_BYTES + 1
+            if start + n_bytes > len(body):
+                raise WireError(f"array {name[:20]!r} of shape {str(shape)[:80]}, with {len(body) - start} bytes left")
+            arrays[name] = np.frombuffer(body, np.uint8, n_bytes, start).view(dtype).reshape(shape)
+            start += n_bytes + -n_bytes % _ALIGNED
+        if start != len(body):
+            raise WireError(f"a message with {len(body)} bytes of arrays, expected {start}")
         return cls(kind, facts, arrays)
 
     def whole(self, name: str, least: int = 0, most: int = _LARGEST) -> int:

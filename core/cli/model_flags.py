@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _AS_NAMED = (  # arguments of `Engine.load` that are flags of the same names
     *("backend", "memory", "threads", "cache_type_k", "cache_type_v", "cache_ram", "cache_disk", "parse_special", "registry"),
+    "lost_timeout",
 )
 _OF_SPECULATION = ("spec_fixed", "spec_verify", "spec_synth_rates", "spec_synth_len", "spec_timeout")  # likewise
 _CACHE_RAM = 8192  # as llama.cpp has it
@@ -164,6 +165,13 @@ def add_placement_flags(group: Any) -> None:
         metavar="X,X,...",
         help="shares of the layers that each GPU gets, such as 3,1 (default: as many as fit, GPU by GPU; with other machines "
         "equal ones)",
+    )
+    group.add_argument(
+        "--lost-timeout",
+        type=count(least=0),
+        default=60,
+        metavar="N",
+        help="seconds that requests wait for another machine that was lost, then they end with an error (default: %(default)s)",
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from augury.batch import Batch, PartInput, SlotInput
 from augury.engine.mtp_states import MtpStates
 from augury.engine.prompt_cache import PromptCache
-from augury.errors import AuguryError, OptionError
+from augury.errors import AuguryError, LostDeviceError, OptionError
 from augury.interfaces import MemoryManager, Model, Opened
 from augury.passes import Context, Pass, Target
 from augury.slot_states import join_parts, split_parts
@@ -31,6 +32,7 @@ class EngineContext(Context):
         lack_of_heads: Why it has none.
         head_models: Models that draft from its hidden states, in slots of the same numbers, which are saved with its own.
         prompt_cache: Of texts that its slots held; None: there is none.
+        thread: That passes begin on; None: they begin here.
         is_busy: Whether a pass was begun whose logits are still to be read: another one would write over them.
     """
 
@@ -44,6 +46,7 @@ class EngineContext(Context):
         self.info = model.info
         self.spec = model.state_spec
         self.is_asynchronous = model.is_asynchronous
+        self.thread: ThreadPoolExecutor | None = None
         self.is_busy = False
         self._has_sequence_state = self.spec.n_bytes_per_sequence > 0
         self.chain_rows = 0 if self._has_sequence_state else model.chain_rows  # such a state could not be cut back
@@ -61,7 +64,27 @@ class EngineContext(Context):
         """Close the model, and write what its prompt cache has yet to write."""
         if self.prompt_cache is not None:
             self.prompt_cache.close()
+        if self.thread is not None:
+            self.thread.shutdown()
         self.model.close()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return self.model.is_elsewhere
+
+    @property
+    def is_lost(self) -> bool:
+        return self.model.is_lost
+
+    def regain(self, wait_s: float, in_use: Collection[int] = ()) -> bool:
+        """See `Model.regain`: all slots hold nothing then, and what those `in_use` should hold is not known."""
+        if is_back := self.model.regain(wait_s):
+            for slot in range(self.spec.n_slots):
+                self.memory.truncate(slot, 0)
+                self._forget_heads(slot)
+            self._last_drafts.clear()
+            self._unknown.update(in_use)
+        return is_back
 
     def open(self, tokens: np.ndarray, *, may_reuse: bool = True, slot: int | None = None) -> Opened | None:
         opened = self.memory.open(tokens, may_reuse=may_reuse, slot=slot)
@@ -89,11 +112,15 @@ class EngineContext(Context):
 
     def end(self, slot: int) -> None:
         self.memory.end(slot)
-        if self.mtp is not None and self.memory.room(slot) == self.spec.n_ctx:  # nothing of it is to be found again
-            for part in self.info.heads:
-                self.mtp.forget(part, slot, 0)
+        if self.memory.room(slot) == self.spec.n_ctx:  # nothing of it is to be found again
+            self._forget_heads(slot)
         if self.prompt_cache is not None:
             self.prompt_cache.keep(slot)
+
+    def _forget_heads(self, slot: int) -> None:
+        if self.mtp is not None:
+            for part in self.info.heads:
+                self.mtp.forget(part, slot, 0)
 
     def save(self, slot: int) -> bytes:
         """All that a slot holds, and its heads of it; a pass first repairs a state that has taken in rejected tokens."""
@@ -120,7 +147,7 @@ class EngineContext(Context):
         self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
     ) -> SlotInput:
         if slot in self._unknown:
-            raise AuguryError(f"a drafter's pass failed, and what slot {slot} holds since is not known; ask again")
+            raise AuguryError(f"a pass failed, and what slot {slot} holds since is not known; ask again")
         draft = NO_DRAFT if draft is None else draft
         reservation = self.memory.prepare(slot, len(tokens) + n_more, len(draft.tokens))
         return SlotInput(slot, reservation, tokens, rows, draft, n_more=n_more)
@@ -133,6 +160,11 @@ class EngineContext(Context):
         if n_more := feeds[0].n_more:
             return self.model.forward_chain(batch, 1 + n_more)
         return self.model.forward(batch)
+
+    def begin_on_thread(self) -> None:
+        """Let passes begin on a thread, so that drafters can draft ahead while this machine or another one computes."""
+        if not self.is_asynchronous:
+            self.is_asynchronous, self.thread = True, ThreadPoolExecutor(1, "augury-pass")
 
     def commit(self, feed: SlotInput, path: Sequence[int] = ()) -> None:
         reservation, tokens, draft, places = feed.reservation, feed.tokens, feed.draft, None
@@ -274,6 +306,9 @@ class CheckedContext(EngineContext):
         return super().prepare(slot, tokens, rows, draft, n_more)
 
     def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
+        if self.is_lost:  # once it is back its slots are empty, so this pass fails in any case, and the next ones may go on
+            self.regain(0.0)
+            raise LostDeviceError(f"a device of {self.info.name} is gone, or back with empty slots")
         n_features = len(features) - any(feed.hidden is not None for feed in feeds)
         if len(n_more := {feed.n_more for feed in feeds}) > 1 or (n_features and n_more != {0}):
             raise OptionError(

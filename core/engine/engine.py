@@ -67,6 +67,7 @@ class Engine(Receipts, Evaluations):
         config: Mapping[str, Any],
         observers: tuple[Callable[..., Any] | None, Callable[..., Any] | None] = (None, None),
         max_queue: int | None = None,
+        lost_timeout: float = 60.0,
         files: tuple[Sequence[Path], Sequence[tuple[int, ...]]] = ((), ()),
         begun: float | None = None,
     ) -> None:
@@ -91,7 +92,7 @@ class Engine(Receipts, Evaluations):
         )
         features = context.model.features
         self._drafting = Drafting(chains, planner, self.info.n_vocab, may_branch=context.may_branch, features=features)
-        loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
+        loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check, lost_timeout=lost_timeout)
         give_back = partial(loader.close, [*self._drafters, *([] if template is None else [template])])
         self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
         self.load_s = 0.0 if begun is None else perf_counter() - begun
@@ -118,6 +119,7 @@ class Engine(Receipts, Evaluations):
         n_ctx: int | None = None,
         slots: int = 1,
         max_queue: int | None = None,
+        lost_timeout: float = 60.0,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         cache_ram: int = 0,
@@ -157,6 +159,8 @@ class Engine(Receipts, Evaluations):
                 4096 at most. More is possible, with a warning.
             slots: Sequences that run at once; requests beyond them queue.
             max_queue: Requests that may wait for a slot; one more is a `QueueFullError`. None for any number.
+            lost_timeout: Seconds that requests wait for a machine that computes layers and was lost, before they end with an
+                error. If it is back by then they go on.
             cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
             cache_type_v: Type of the values.
             cache_ram: MiB for prompts and answers that slots no longer hold; -1: a quarter of the machine's, the most; 0: none.
@@ -204,6 +208,8 @@ class Engine(Receipts, Evaluations):
             planner = None
             if draft_max and not spec_fixed:
                 planner = planner_for(target, chains[0], draft_max, replays_accepted=context.memory.replays_accepted)
+            if len(loader.models) > 1 and any(each.is_elsewhere for each in loader.models):
+                context.begin_on_thread()
             loader.keep_prompts(cache_ram, cache_disk)
             loader.close_files()
             config: dict[str, Any] = {"model": str(model), "backend": loader.backends[0].title, "memory": context.memory.name}
@@ -219,6 +225,7 @@ class Engine(Receipts, Evaluations):
                 config=config | {"speculative": speculation.effective(), "override_kv": dict(override_kv or {})},
                 observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
                 max_queue=max_queue,
+                lost_timeout=lost_timeout,
                 files=(own.paths, own.identity),
                 begun=start,
             )

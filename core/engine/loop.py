@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,17 @@ from augury.engine.round_pass import RoundPass, RoundRecord, ScheduledInput
 from augury.engine.sequence import RunningSequence
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineCounter, EngineStats, log_request
-from augury.errors import CapacityError, OptionError, PluginError
+from augury.errors import AuguryError, CapacityError, LostDeviceError, OptionError, PluginError
 from augury.guard import guarded
 from augury.interfaces import Opened
-from augury.log import DRAFT_LOGGER
+from augury.log import DRAFT_LOGGER, get_logger
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Outcome, VerifiedNodes
 from augury.types import Round, Summary, tokens_array
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
 CHUNK_BESIDE = 128  # the same while others decode, because they wait for the pass
+_REGAIN_S = 0.1  # in which a lost device may answer, before callers are looked after again
 _FIRST = tokens_array([-1])  # the parents of one token
 
 
@@ -48,6 +49,8 @@ class Loop:
     _n_vocab: int = field(default=Factory(lambda self: self._context.info.n_vocab, takes_self=True), kw_only=True)
     # called before every request; its exception is the request's error
     _check: Callable[[], None] | None = field(default=None, kw_only=True)
+    _lost_timeout: float = field(default=60.0, kw_only=True)  # seconds that requests wait for a lost device
+    _lost_at: float = field(default=0.0, init=False)  # by the clock, when a device was found to be lost; 0: none is
     _waiting: deque[RunningSequence] = field(factory=deque, init=False)
     n_held_back: int = field(default=0, init=False)  # of those: they wait for a slot of their own that is taken
     _running: list[RunningSequence] = field(factory=list, init=False)
@@ -74,6 +77,8 @@ class Loop:
 
     def round(self) -> None:
         """Run one round. A failure in it ends the sequences that it concerns, with that error, and no others."""
+        if self._context.is_lost and not self._regained():
+            return
         record = self._schedule()
         if not record.scheduled:  # nobody is there, or all wait for their drafters
             return
@@ -86,6 +91,28 @@ class Loop:
     def abandon(self, error: BaseException | None = None) -> None:
         """End everything that runs or waits: with an error, or as cancelled."""
         self._end_all((*self._running, *self._waiting), error)
+
+    def _regained(self) -> bool:
+        """Whether a lost device is back: slots hold nothing then, and texts begin again. Requests wait for it."""
+        for sequence in [each for each in (*self._running, *self._waiting) if each.channel.cancels]:
+            self._end(sequence)
+        self._lost_at, error = self._lost_at or monotonic(), None
+        try:
+            is_back = self._context.regain(_REGAIN_S, self._evaluating)
+        except AuguryError as found:
+            is_back, error = False, found
+            sleep(_REGAIN_S)
+        if is_back:
+            self._lost_at = 0.0
+            self._ended.clear()
+            get_logger("augury.engine.loop").warning("a lost device is back; requests go on", n_running=len(self._running))
+            for each in [*self._running]:
+                guarded(self._reopen, each, each.begin_again, failed=partial(self._end, each))
+        elif monotonic() - self._lost_at >= self._lost_timeout:
+            lost = f"a device did not come back within {self._lost_timeout:g} s (lost_timeout)"
+            self.abandon(AuguryError(f"{lost}: {error or 'start it again'}"))
+            self._lost_at = 0.0  # later requests wait as long
+        return is_back
 
     # Evaluations, which run between the rounds
 
@@ -183,7 +210,7 @@ class Loop:
             if sequence.finish_reason is not None:
                 self._end(sequence)
             else:
-                guarded(self._shift, sequence, failed=partial(self._end, sequence))
+                guarded(self._reopen, sequence, sequence.shift, failed=partial(self._end, sequence))
         if self._on_round is not None:
             guarded(self._on_round, round=seen)
         others_s = seen.draft_s + seen.forward_s + record.settle_s
@@ -324,10 +351,10 @@ class Loop:
         kept = {name: values[places] for name, values in features.items()}
         self._drafting.feed(scheduled.sequence, scheduled.sequence.n_kept - len(tokens), tokens, kept)
 
-    def _shift(self, sequence: RunningSequence) -> None:
-        """Cut a sequence's text. The rest is processed like a prompt, except for its beginning."""
+    def _reopen(self, sequence: RunningSequence, change: Callable[[], int]) -> None:
+        """Change a sequence's text or slot. The text is processed like a prompt, except for its beginning, which stays."""
         self._drafting.end(sequence)
-        n_same = self._drafting.open(sequence, sequence.shift())
+        n_same = self._drafting.open(sequence, change())
         sequence.n_kept = sequence.n_reused = self._context.truncate(sequence.slot, n_same)
 
     def _end_all(self, sequences: Iterable[RunningSequence], error: BaseException | None) -> None:
@@ -335,7 +362,12 @@ class Loop:
             self._end(sequence, error)
 
     def _end(self, sequence: RunningSequence, error: BaseException | None = None) -> None:
-        """Take a sequence out and free its slot; its caller hears of the end even if a step fails."""
+        """Take a sequence out and free its slot; its caller hears of the end even if a step fails.
+
+        Where a device of the model was lost it stays, for `_regained`.
+        """
+        if isinstance(error, LostDeviceError) and self._context.is_lost:
+            return
         if sequence.slot >= 0:
             self._free(sequence.slot)
             guarded(self._remember, sequence)

@@ -43,6 +43,11 @@ class MtpStates(SlotStates):
         for marks in self._marks.values() if n else ():
             marks[slot, n:] = 0
 
+    def copy(self, source: int, target: int, n: int) -> None:
+        self._model.copy(source, target, n)
+        for marks in self._marks.values():
+            marks[target, :n], marks[target, n:] = marks[source, :n], 0
+
     def forget(self, part: str, slot: int, start: int) -> None:
         """A pass is to write over the positions of a part from one on."""
         self._marks[part][slot, start:] = 0

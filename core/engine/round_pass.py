@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import isfinite
 from time import perf_counter
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from attrs import Factory, define
 
 from augury.batch import SlotInput
+from augury.engine.begun_pass import BegunPass
 from augury.engine.context import EngineContext
 from augury.engine.sequence import RunningSequence
 from augury.passes import Pass
@@ -88,17 +90,20 @@ class RoundPass(NamedTuple):
         scheduled = record.scheduled
         wanted = drafting.features([each.sequence for each in scheduled]) if drafting.wants_features else ()
         start = perf_counter()
-        passed = context.forward([each.slot_input for each in scheduled], wanted)
+        feeds = [each.slot_input for each in scheduled]
+        if (thread := context.thread) is None:
+            passed = context.forward(feeds, wanted)
+        else:
+            passed = BegunPass.of(thread, partial(context.forward, feeds, wanted))
         forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
         choices = [each.choice for each in scheduled if each.choice is not None] if context.is_asynchronous else []
-        if choices:
-            n_others = sum([len(each.slot_input.tokens) for each in scheduled if each.choice is None])
-            context.is_busy = True
-            try:
+        context.is_busy = True
+        try:
+            if choices:
+                n_others = sum([len(each.slot_input.tokens) for each in scheduled if each.choice is None])
                 ahead_s = drafting.draft_ahead(choices, n_others, forward_s)
-            finally:
-                context.is_busy = False
-        device_s = passed.wait()
+        finally:  # nothing may happen to the model before the pass is over
+            context.is_busy, device_s = False, passed.wait()
         seconds = forward_s if device_s is None else device_s  # None: it was over when forward returned
         if ahead_s:
             late_s = min(max(forward_s + ahead_s - seconds, 0.0), ahead_s)

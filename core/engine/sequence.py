@@ -17,7 +17,7 @@ from augury.engine.request import Request
 from augury.engine.sampler import Sampler
 from augury.engine.sampling_step import SamplingStep
 from augury.engine.stats import RequestCounter
-from augury.errors import ModelFileError, OptionError, PluginError, UnsupportedError
+from augury.errors import AuguryError, LostDeviceError, ModelFileError, OptionError, PluginError, UnsupportedError
 from augury.interfaces import Session
 from augury.passes import Pass
 from augury.receipt import Receipt
@@ -156,6 +156,12 @@ class RunningSequence(DraftedSequence):
         self.counter.shifted(n_discarded)
         return n_same
 
+    def begin_again(self) -> int:
+        """The slot holds nothing any more: the text so far becomes a prompt. Returns how many tokens are where they were: 0."""
+        self.prompt, self.is_prefilling, self.waits_for_drafters = self.history.copy(), True, False
+        self.counter.n_restarts += 1
+        return 0
+
     @property
     def n_left(self) -> int:
         n_room = len(self._buffer) - self._n
@@ -218,7 +224,10 @@ class RunningSequence(DraftedSequence):
         self.history = self._view[: self._n]
         n_top, has_receipt = self.request.logprobs, self.request.receipt is not None
         if n_top is not None or has_receipt:
-            told = self._with_logprobs(pieces, n_top or 0, logits, [first_row, *[first_row + 1 + node for node in path]])
+            try:
+                told = self._with_logprobs(pieces, n_top or 0, logits, [first_row, *[first_row + 1 + node for node in path]])
+            except LostDeviceError as error:  # the tokens are in the text, so the round cannot be repeated
+                raise AuguryError(f"log-probabilities are lost: {error}; ask again") from error
             self._logprobs += [piece.logprob for piece in told if has_receipt]
             pieces = pieces if n_top is None else told
         self.pieces += pieces

@@ -45,7 +45,7 @@ class RequestCounter(DraftingCounter):
         super().__init__(member.name for member in request.speculation.members)
         self.n_reused = 0  # tokens of the prompt that the request's slot held already
         self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
-        self.n_shifts = 0
+        self.n_shifts = self.n_restarts = 0
         self.plain_s: float | None = None  # the planner's estimate of a plain round
         self._request, self._n_prompt = request, n_prompt
         self._n_recomputed = self._n_emitted = self._n_discarded = 0
@@ -130,6 +130,7 @@ class RequestCounter(DraftingCounter):
             n_restores=self.n_restores,
             n_replayed=self.n_replayed,
             n_shifts=self.n_shifts,
+            n_restarts=self.n_restarts,
             n_discarded=self._n_discarded,
             n_emitted=self._n_emitted,
             n_rounds=self._n_rounds + (self._n_emitted > 0),

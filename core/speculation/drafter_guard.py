@@ -15,7 +15,7 @@ import numpy as np
 from attrs import Factory, define
 
 from augury import guard
-from augury.errors import PluginError
+from augury.errors import LostDeviceError, PluginError
 from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.types import NO_DRAFT, Draft, Verdict, read_only
@@ -197,6 +197,8 @@ class DrafterGuard:
         result, error, start = otherwise, None, perf_counter()
         try:
             result = call(*arguments)
+        except LostDeviceError:  # it drafts again when the device is back
+            pass
         except BaseException as found:  # noqa: BLE001 - a stranger's code may raise anything
             error = found
         self.seconds = perf_counter() - start
@@ -234,6 +236,8 @@ def _together(asks: Sequence[tuple[DrafterGuard, Ask]]) -> list[Draft]:
     start, n = perf_counter(), len(asks)
     try:
         drafts = _answers(asks)
+    except LostDeviceError:
+        drafts = [NO_DRAFT for _ in asks]
     except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
         for guard, _ in asks:
             guard.took(_TOGETHER, perf_counter() - start, n)

@@ -12,6 +12,7 @@ from attrs import Factory, define, evolve, frozen
 from augury.batch import SlotInput
 from augury.drafters.model.cached_text import CachedText
 from augury.drafters.model.draft_vocabulary import DraftVocabulary
+from augury.errors import LostDeviceError
 from augury.log import DRAFT_LOGGER, get_logger
 from augury.passes import Context, Pass
 from augury.types import Draft
@@ -141,15 +142,16 @@ def add_best(
     return list(going_on)
 
 
-def n_chained(requests: Sequence[DraftRequest], n_written: int, n_most: int) -> int:
+def n_chained(requests: Sequence[DraftRequest], n_written: int, n_most: int, *, is_elsewhere: bool = False) -> int:
     """How many passes more are begun together with the next one, whose tokens a model chooses itself; `n_most` in all.
 
     As many as the longest draft wants. Where drafts may end before, at `p_min` or `min_path_probability`, as many in all as
-    were looked at so far, `n_written`: of the passes after an end there are fewer than tokens before it, or one.
+    were looked at so far, `n_written`: of the passes after an end there are fewer than tokens before it, or one. Where another
+    machine computes them one trip is worth more.
     """
     if any(request.sampler is not None for request in requests):
         return 0
-    if any(request.p_min > 0 or request.min_path_probability > 0 for request in requests):
+    if not is_elsewhere and any(request.p_min > 0 or request.min_path_probability > 0 for request in requests):
         n_most = min(n_most, max(n_written, _FIRST_CHAIN))
     return max(n_most - 1, 0)
 
@@ -266,7 +268,8 @@ class DraftRunner:
     ) -> int:
         """How many passes more are begun together with the next one; see `n_chained`."""
         room = min(self._n_ctx - cached.n - len(tokens) for cached, tokens, _ in feeds)
-        return n_chained(requests, n_written, min(n_wanted, room + 1, self._context.chain_rows // len(feeds)))
+        n_most, is_elsewhere = min(n_wanted, room + 1, self._context.chain_rows // len(feeds)), self._context.is_elsewhere
+        return n_chained(requests, n_written, n_most, is_elsewhere=is_elsewhere)
 
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
         """The best token in place of each of the last n of `history` (h,) int32, after the text before it.
@@ -345,8 +348,8 @@ class DraftRunner:
                     evolve(feed, tokens=np.append(feed.tokens, mine[np.logical_and.accumulate(mine >= 0)]))
                     for feed, mine in zip(feeds, chosen, strict=True)
                 ]
-        except BaseException:  # the contents of the slots are unknown; others are opened for requests that go on
-            broken = [cached for cached, _, _ in shares]
+        except BaseException as error:  # the contents of the slots are unknown; others are opened for requests that go on
+            broken = [*self._texts.values()] if isinstance(error, LostDeviceError) else [cached for cached, _, _ in shares]
             for slot in [slot for slot, cached in self._texts.items() if cached in broken]:
                 self._drop(slot, forgets=True)
             raise

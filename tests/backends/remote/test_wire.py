@@ -86,7 +86,7 @@ HEADERS = {
 @pytest.mark.parametrize("header", HEADERS)
 def test_a_header_that_is_none_is_refused(header):
     with pytest.raises(WireError):
-        Message.of([HEADERS[header]])
+        Message.of([HEADERS[header], b""])
 
 
 @pytest.mark.parametrize(
