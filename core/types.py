@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,9 @@ def tokens_array(tokens: Any, what: str = "tokens are") -> np.ndarray:
         given = np.array(tokens)
         raise ValueError(f"{what} {given.dtype} of shape {given.shape}, expected a row of numbers of int32") from None
     return np.frombuffer(ints.tobytes(), _INT32)  # the bytes of an object that nobody can change
+
+
+_chain = lru_cache(256)(lambda n: tokens_array(range(-1, n - 1)))  # parents; a round asks for some lengths often
 
 
 def floats_array(values: Any, what: str) -> np.ndarray:
@@ -150,7 +154,7 @@ class Draft:
     @property
     def above(self) -> np.ndarray:
         """`parents`, of a chain as well."""
-        return tokens_array(range(-1, len(self.tokens) - 1)) if self.parents is None else self.parents
+        return _chain(len(self.tokens)) if self.parents is None else self.parents
 
     @property
     def depth(self) -> int:

@@ -186,14 +186,15 @@ class JointTree(Generic[Proposer]):
         """These nodes, rising, with the parents of each among them, as a draft; a chain where they do not branch."""
         if not nodes:
             return NO_DRAFT
-        places, every = {node: i for i, node in enumerate(nodes)}, self.parents
+        tokens, every = self.nodes[: PARENT + 1, : self._n].tolist()
+        places = {node: i for i, node in enumerate(nodes)}
         parents = [places.get(every[node], -1) for node in nodes]
-        is_chain = parents == list(range(-1, len(nodes) - 1))
+        is_chain = parents == [*range(-1, len(nodes) - 1)]
         probabilities = None
         if self.drawn:
             certain = np.zeros_like(next(iter(self.drawn.values())))
             probabilities = np.array([self.drawn.get(node, certain) for node in nodes]).reshape(len(nodes), len(certain))
-        return Draft(self.nodes[TOKEN, nodes], None if is_chain else parents, probabilities)
+        return Draft([tokens[node] for node in nodes], None if is_chain else parents, probabilities)
 
     def ancestry(self, nodes: Iterable[int]) -> list[int]:
         """These nodes and all before them, rising."""
