@@ -61,8 +61,11 @@ class Replicas:
             AuguryError: There is no cluster, or the model cannot be loaded.
         """
         self.tokenizer, self.chat_template = load_texts(args, template, progress)
+        self._loop = asyncio.new_event_loop()
+        # it never ends: the processes of a cluster that is started here end with the thread that started them
+        threading.Thread(target=self._loop.run_forever, name="augury-replicas", daemon=True).start()
+        self._wait(_join(args.ray))
         with ExitStack() as stack:
-            cluster.join(args.ray)
             logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
             serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
             self._name = f"augury-{secrets.token_hex(4)}"
@@ -71,9 +74,6 @@ class Replicas:
             except RuntimeError as error:
                 raise AuguryError(f"the replicas do not start: {error}") from None
             stack.callback(serve.delete, self._name)
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="augury-replicas", daemon=True).start()
-            stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
             for name, value in self._wait(self._ask("facts")).items():
                 setattr(self, name, value)
             self._stack = stack.pop_all()
@@ -145,7 +145,7 @@ class Replicas:
                 yield kind, metric, text, {"replica": name, **labels}, value
 
     def close(self) -> None:
-        """End the replicas, and with `--ray local` the cluster."""
+        """End the replicas."""
         self._stack.close()
         if self.chat_template is not None:
             self.chat_template.close()
@@ -335,6 +335,10 @@ def _cause(error: Exception) -> Exception | None:
     if isinstance(cause, AuguryError):
         return None if type(cause) is AuguryError else cause
     return AuguryError(f"{type(cause).__name__}: {cause}") if isinstance(error, RayTaskError) else None
+
+
+async def _join(address: str) -> None:
+    cluster.join(address)
 
 
 def _application(args: argparse.Namespace) -> Any:
