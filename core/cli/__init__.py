@@ -14,6 +14,7 @@ from augury.cli.drafter_flags import (
     warn_of_synthetic as warn_of_synthetic,
 )
 from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_SERVE as FOREIGN_FLAGS_IN_SERVE
+from augury.cli.html_page import check_page as check_page
 from augury.cli.log_output import configure_logging as configure_logging
 from augury.cli.model_flags import (
     FIRST_FLAGS as FIRST_FLAGS,

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import asdict, frozen
 
+from augury.cli.html_page import check_page, write_page
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
 from augury.cli.text_file import read_text
 from augury.errors import AuguryError
+from augury.notebook import table
 from augury.registry import Registry
 
 if TYPE_CHECKING:
@@ -89,9 +91,10 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "-n", "--n-predict", type=count(least=1), default=64, metavar="N", help="tokens of an answer (default: 64)"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the outcome of each question")
     add_model_flags(parser, registry, argv, n_slots=4, has_drafters=False)
     parser.set_defaults(run=_run)
-    parser.show_first("-f -n --json -m -c -np -t -ngl", words=("model",))
+    parser.show_first("-f -n --json --html -m -c -np -t -ngl", words=("model",))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -99,9 +102,15 @@ def _run(args: argparse.Namespace) -> int:
     questions = [Question.of(line, f"{args.file}:{i}") for i, line in lines]
     if not questions:
         raise AuguryError(f"{args.file}: empty, expected a question in each line")
+    if args.html is not None:
+        check_page(args.html)
     right: dict[str, list[bool]] = {}
+    rows = []
     with load_engine(args, (), None) as engine, ProgressDisplay() as progress:
+        in_order = sorted(questions, key=lambda question: not question.choices)
         for done, outcome in enumerate(outcomes(engine, questions, args.n_predict), start=1):
+            question, said = in_order[done - 1], ", ".join(f"{name} {'✓' if each else '✗'}" for name, each in outcome.items())
+            rows.append((question.prompt, question.choices[question.answer] if question.choices else question.answer, said))
             for name, is_right in outcome.items():
                 right.setdefault(name, []).append(is_right)
             progress("questions", done, len(questions))
@@ -110,6 +119,10 @@ def _run(args: argparse.Namespace) -> int:
         print_json({"model": str(engine.config["model"]), **{name: asdict(rate) for name, rate in rates.items()}})
     else:
         print_lines(f"{name} {rate}" for name, rate in rates.items())
+    if args.html is not None:
+        figures = table("", (), rates.items())
+        told = table("questions", ("prompt", "answer", "outcome"), rows)
+        write_page(args.html, f"eval: {engine.config['model']}", figures, told)
     return 0
 
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import attrs
 
+from augury.cli.html_page import check_page, write_page
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines, say
 from augury.cli.text_file import read_text
 from augury.engine.perplexity import WINDOW, Perplexity
+from augury.notebook import table
 from augury.registry import Registry
 
 
@@ -31,27 +33,41 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="the text, in UTF-8")
     parser.add_argument("--chunks", type=count(least=1), metavar="N", help="take the first N windows (default: all)")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the perplexity after each window")
     add_model_flags(parser, registry, argv, n_slots=1, has_drafters=False)
     parser.set_defaults(ctx_size=WINDOW, run=_run)
-    parser.show_first("-f --chunks --json -m -c -t -ngl", words=("model",))
+    parser.show_first("-f --chunks --json --html -m -c -t -ngl", words=("model",))
 
 
 def _run(args: argparse.Namespace) -> int:
-    text = read_text(args.file)
+    text, after = read_text(args.file), list[tuple[int, Perplexity]]()
+    if args.html is not None:
+        check_page(args.html)
+
+    def tell(done: int, n: int, so_far: Perplexity) -> None:
+        progress("windows", done, n)
+        after.append((done, so_far))
+
     with load_engine(args, (), None) as engine, ProgressDisplay() as progress:
         start, window = perf_counter(), engine.config["n_ctx"]
-        found = engine.perplexity(
-            text, window=window, n_windows=args.chunks, progress=lambda done, n, _: progress("windows", done, n)
-        )
+        found = engine.perplexity(text, window=window, n_windows=args.chunks, progress=tell)
         seconds, n_read = perf_counter() - start, found.n_windows * window
         name = engine.config["model"]
     if args.json:
         error = found.error if math.isfinite(found.error) else None  # of a single token, which has none
         print_json({"model": name, "window": window, **attrs.asdict(found), "error": error, "seconds": seconds})
     else:
-        print_lines([f"perplexity {found.value:.4f} ± {found.error:.4f}"])
+        print_lines([f"perplexity {_value(found)}"])
         say(_line(found, window, n_read / seconds))
+    if args.html is not None:
+        facts = [("perplexity", _value(found)), ("text", args.file), ("", _line(found, window, n_read / seconds))]
+        so_far = table("after each window", ("windows", "perplexity"), [(n, _value(each)) for n, each in after])
+        write_page(args.html, f"perplexity: {name}", table("", (), facts), so_far)
     return 0
+
+
+def _value(found: Perplexity) -> str:
+    return f"{found.value:.4f} ± {found.error:.4f}"
 
 
 def _line(found: Perplexity, window: int, speed: float) -> str:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
-from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
@@ -36,12 +35,6 @@ _N_STEPS = 6  # at most
 _HEAD, _ROW, _GAP = 24, 20, 14  # pixels of a category's name, of a drafter's row, and before the next category
 _HEIGHT = 84  # of columns
 _LABEL_EVERY = 5
-
-
-def is_page(path: Path) -> bool:
-    """Whether a file is a page that `page` made."""
-    with path.open("rb") as file:
-        return b"<title>augury bench" in file.read(1024)
 
 
 def page(facts: Mapping[str, Any], results: Sequence[DrafterResult]) -> str:

@@ -17,7 +17,7 @@ from augury.cli import (
     add_model_flags,
     add_prompt_flags,
     add_sampling_flags,
-    check_writable,
+    check_page,
     count,
     drafter_of_model,
     leave_out_unused,
@@ -34,7 +34,7 @@ from augury.interfaces import Progress
 from augury.options import parse_specs
 from augury.plugins.bench.comparison_table import comparison_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
-from augury.plugins.bench.page import is_page, page
+from augury.plugins.bench.page import page
 from augury.plugins.bench.pair_stats import DrafterResult, PairStats
 from augury.plugins.bench.paired_runs import PairedRuns
 from augury.plugins.bench.saved_results import add_result_flags, check_saved, print_figures
@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.n_predict == 0:
         raise OptionError("-n is 0, but prompts are answered here; augury bench passes -p 512 -n 0 times prompts alone")
     if args.html is not None:
-        _check_page(args.html)
+        check_page(args.html)
     check_saved(args.compare, of_passes=False)
     warn_of_synthetic(args)
     if len(args.spec_type) > 1:
@@ -117,13 +117,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.html is not None:
         write_atomically(args.html, page(facts, results))
     return exit_code(each.stats for each in results)
-
-
-def _check_page(path: Path) -> None:
-    """See that the page takes the place of no other file, but perhaps of an earlier page."""
-    check_writable(path, "--html")
-    if path.exists() and path.stat().st_size and not is_page(path):
-        raise OptionError(f"--html: {path} exists and is no page of augury bench; it is left as it is, name another file")
 
 
 def exit_code(found: Iterable[PairStats]) -> int:

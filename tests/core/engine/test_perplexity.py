@@ -95,7 +95,11 @@ def test_the_command_prints_the_figure_and_a_json_object(capsys, tmp_path):
     told = json.loads(out)
     assert (code, told["window"], told["n_windows"], told["n_tokens"]) == (0, 64, 2, 62)
     assert 1 < told["value"] < 20
-    assert run(capsys, *words)[1] == f"perplexity {told['value']:.4f} ± {told['error']:.4f}\n"
+    figure = f"{told['value']:.4f} ± {told['error']:.4f}"
+    assert run(capsys, *words, "--html", tmp_path / "page.html")[1] == f"perplexity {figure}\n"
+    page = (tmp_path / "page.html").read_text()
+    assert f"<td>perplexity</td><td>{figure}</td>" in page
+    assert f"<td>2</td><td>{figure}</td>" in page
     code, _, err = run(capsys, *words, "-c", 4096)
     assert (code, "expected at least 4096, a window; give a longer text" in err) == (2, True)
     assert "--spec-type" not in run(capsys, "perplexity", "--help-all")[1]

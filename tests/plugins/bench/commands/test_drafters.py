@@ -196,7 +196,7 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
         (["-n", "0"], 2, "-n is 0, but prompts are answered here"),
         (["--html", "absent/x.html"], 1, "no folder absent"),
         (["--html", "."], 1, ". is not a file"),
-        (["--html", __file__], 2, "exists and is no page of augury bench; it is left as it is"),
+        (["--html", __file__], 2, "exists and is no page of augury; it is left as it is"),
         (["--spec-type", "suffix", "-md", "x.gguf"], 2, "no drafter compared takes one"),
         (["--curve", "1"], 2, "augury bench drafters has no flag --curve"),
         (["--spec-ngram-mod-n-max", "3"], 2, "--spec-ngram-mod-n-max is given, but ngram-mod is not in use"),
