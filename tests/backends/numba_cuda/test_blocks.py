@@ -161,6 +161,7 @@ def test_streams_go_from_stage_to_stage(name):
     assert np.array_equal(last.forward(attrs.evolve(batch, hidden=hidden)).rows(), whole)
 
 
+@pytest.mark.sample(0)
 def test_a_tree_and_parts_of_layers_are_as_a_chain_of_all():
     plan = VARIANTS["parallel with a skip"]
     parallel, sharing = plan.layers[1], VARIANTS["keys and values of another layer"].layers[1]
