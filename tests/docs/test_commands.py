@@ -34,15 +34,13 @@ def is_taken(words):
         make_parser(REGISTRY, words).parse_args(words)
     except SystemExit as end:
         return not end.code  # 0 of --help and the like
-    except AuguryError as error:
-        print(words, error)
+    except AuguryError:
         return False
     return True
 
 
-def test_a_flag_that_is_misspelt_is_seen(capsys):
+def test_a_flag_that_is_misspelt_is_seen():
     assert not is_taken(["run", "smollm2", "--spec-typ", "auto"])
-    assert "--spec-typ" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
