@@ -1,5 +1,8 @@
-"""The backends that are tested on models of all families; numba-cuda, which needs a GPU or a simulator, has its own tests."""
+"""The backends that are tested on models of all families.
+
+numba-cuda, which needs a GPU or a simulator, and remote, which needs nodes that compute by another one, have their own tests.
+"""
 
 
 def cpu_backends(registry):
-    return sorted(set(registry.backends) - {"numba-cuda"})
+    return sorted(set(registry.backends) - {"numba-cuda", "remote"})
