@@ -62,6 +62,7 @@ class Batch:
     features: tuple[str, ...] = ()  # further results for every token, by their names in `Model.features`
     vocabulary: np.ndarray | None = None  # (m,) int32, rising: the tokens whose logits are wanted; None: all
     part: str = "main"  # that it goes through
+    scales: np.ndarray | None = None  # (n_slots, adapters) float32: how much each adapter counts in a slot; None: nothing
 
     @classmethod
     def chain(

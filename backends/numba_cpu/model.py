@@ -61,7 +61,7 @@ class NumbaCpuModel(Model):
         self._known = (plan.embedding.n_vocab, self.info, self.state_spec, self.features)
         self._arena = Arena()
         self.isa = choose_isa(file.n_bytes)
-        self._weights = Weights(file, plan, self._arena, self.isa)
+        self._weights = Weights(file, plan, self._arena, self.isa, self.state_spec.n_slots)
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
         of_parts = [*lowering.every_part()]  # which load their weights
@@ -93,8 +93,7 @@ class NumbaCpuModel(Model):
         self._best = BestTokens()
 
     def forward(self, batch: Batch) -> Pass:
-        self._require_open()
-        check_batch(batch, *self._known)
+        self._begin(batch)
         if batch.layers is not None:
             self._plan.check_start(batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
@@ -249,6 +248,13 @@ class NumbaCpuModel(Model):
         state[_N_TOKENS], state[_N_ROWS], state[_N_SEGMENTS] = n, len(rows), len(runs) // 4
         program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_row[1])
         self._team.run(program.records, program.address)
+
+    def _begin(self, batch: Batch) -> None:
+        """Check a batch, and let adapters count as it says."""
+        self._require_open()
+        check_batch(batch, *self._known)
+        if self._plan.n_adapters:
+            self._weights.scales[:] = 0 if batch.scales is None else batch.scales
 
     def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, order: np.ndarray | None) -> None:
         """Bring states up to date before a batch, whose tokens are taken in this order."""

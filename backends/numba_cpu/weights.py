@@ -46,9 +46,15 @@ def lent_matrices(file: ModelFile, plan: ModelPlan) -> dict[str, PackedMatrix]:
 
 
 class Weights:
-    """The matrices of a plan, packed, and its vectors as float32; both by tensor name, each loaded once."""
+    """The matrices of a plan, packed, and its vectors as float32; both by tensor name, each loaded once.
 
-    def __init__(self, file: ModelFile, plan: ModelPlan, arena: Arena, isa: str) -> None:
+    Attributes:
+        kernels: Of the matrices, by kind.
+        scales: (slots, adapters) float32, see `Batch.scales`.
+    """
+
+    def __init__(self, file: ModelFile, plan: ModelPlan, arena: Arena, isa: str, n_slots: int = 1) -> None:
+        self.scales = np.zeros((n_slots, plan.n_adapters), np.float32)
         self._file = file
         self._arena = arena
         self._matrices = lent_matrices(file, plan)

@@ -15,6 +15,7 @@ from augury.backends.numba_cuda.kernels.dialect import Kernel
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
+from augury.backends.numba_cuda.operations.rows import SCALES
 from augury.backends.numba_cuda.products import SPLIT_BUFFERS
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import DeviceRows
@@ -68,6 +69,8 @@ class Lowering(PassEmitters[BlockEmitter]):
             needed["first products"] = 4 * MAX_TOKENS * max(widths)
         if any(len(self._first_norms(i)) > 1 for i in range(len(self._layers))):
             needed |= Tape.operand_buffers("normed beside", n_embd)
+        if self.plan.n_adapters:
+            needed[SCALES] = 4 * self.options.n_slots * self.plan.n_adapters
         needed |= self._streams.buffers()
         needed = largest(needed, *(emitter.buffers() for emitter in (*self._blocks, *self._streams.emitters)))
         self.buffers = {name: device.allocate(n_bytes, "scratch") for name, n_bytes in needed.items()}

@@ -16,6 +16,7 @@ from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, size_of
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
+from augury.backends.numba_cuda.operations.rows import SCALES
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
 from augury.backends.numba_cuda.sequences import SequenceUpdates
 from augury.backends.numba_cuda.tape import Size
@@ -42,6 +43,7 @@ class CudaModel(Model):
         self._lowering, self._device = lowering, device
         self._inputs, self._fetched = device.staging(inputs.SIZE), device.staging(2 * MAX_ROWS)
         self._n_rows = device.staging(1)  # of a chain
+        self._scales = device.staging(lowering.options.n_slots * lowering.plan.n_adapters)  # see `Batch.scales`
         self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch"), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
         self._tokens, self._n_logits = tokens, info.n_vocab if tokens is None else len(tokens)
@@ -171,6 +173,9 @@ class CudaModel(Model):
         rows = batch.rows[np.searchsorted(batch.rows, span.start) : np.searchsorted(batch.rows, span.stop)] - span.start
         n = len(positions)
         self._write_inputs(batch, tree, span, rows)
+        if self._plan.n_adapters:
+            self._scales.view(np.float32)[:] = 0 if batch.scales is None else batch.scales.reshape(-1)
+            self._device.send(self._scales, self._lowering.buffers[SCALES])
         if batch.hidden is not None:
             staged = self._staging("hidden", batch.hidden.shape[1])[: batch.hidden[span].size]
             staged.view(np.float32)[:] = batch.hidden[span].reshape(-1)

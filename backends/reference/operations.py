@@ -10,7 +10,7 @@ import numpy as np
 
 from augury import lowering as op
 from augury.backends.reference.attention import ATTENTION
-from augury.backends.reference.formula import activate, choose_experts, gated, sigmoid, softcap
+from augury.backends.reference.formula import activate, choose_experts, gated, products, sigmoid, softcap
 from augury.backends.reference.lowered import Run
 from augury.backends.reference.recurrent import convolved, of_length_one, recurred, silu, softplus
 from augury.backends.reference.weights import Weights, each_normed
@@ -18,6 +18,7 @@ from augury.batch import Batch
 from augury.blocks import Activation, Block, Experts, GateKind, Linear, Norm, Router, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import CachedRows, Operation, Value
+from augury.lowering.rewrites import AddLowRank
 
 
 def check_operations(block: Block, n_embd: int) -> None:
@@ -54,6 +55,17 @@ def _normalize(run: Run, each: op.Normalize) -> None:
 def _multiply(run: Run, each: op.Multiply) -> None:
     for linear, out in zip(each.linears, each.out, strict=True):
         run.arrays[out] = run.weights.product(linear, run.get(each.x))
+
+
+def _add_low_rank(run: Run, each: AddLowRank) -> None:
+    if run.batch.scales is None:
+        return
+    low_rank, y = each.low_rank, run.get(each.y)
+    scales = run.batch.scales[run.batch.slots][:, low_rank.adapters].astype(np.float64)
+    low = scales * products(low_rank.down.astype(np.float64), run.get(each.x))
+    for row, up in enumerate(low_rank.up):
+        counts = scales[:, row] != 0
+        y[counts] += low[counts, row, None] * up
 
 
 def _add(run: Run, each: op.Add) -> None:
@@ -273,6 +285,7 @@ def _known(operand: Any, weights: Weights) -> Any:
 _OPERATIONS: Mapping[type[Operation], Callable[[Run, Any], None]] = {
     op.Normalize: _normalize,
     op.Multiply: _multiply,
+    AddLowRank: _add_low_rank,
     op.Add: _add,
     op.AddStream: _add_stream,
     op.Activate: _activate,

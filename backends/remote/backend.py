@@ -124,7 +124,7 @@ def request_of(kind: str, file: ModelFile, plan: ModelPlan, options: ModelOption
     """Ask a node for a plan of its own copy of a model, which is named by reference and digest.
 
     Raises:
-        UnsupportedError: The file was put together of several.
+        UnsupportedError: The file was put together of several, or there are adapters.
     """
     for each in (file, file.target):
         if each is not None and not each.reference:
@@ -135,5 +135,7 @@ def request_of(kind: str, file: ModelFile, plan: ModelPlan, options: ModelOption
     lender = file.target
     of_target = {"target": "" if lender is None else lender.reference, "target_digest": "" if lender is None else lender.digest}
     how = {name: getattr(options, name) for name in SENT_OPTIONS} | {"window": -1 if options.window is None else options.window}
+    if plan.n_adapters:
+        raise UnsupportedError("nodes compute no adapters; load the model without them, or on this machine alone")
     of_plan = {"span": plan.span, "plan": plan_digest(plan.for_context(options.n_ctx))}
     return Message(kind, {**of_file, **of_target, **how, **of_plan, "versions": versions()})

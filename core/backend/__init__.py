@@ -22,6 +22,7 @@ from augury.loader import make_backend as make_backend, plan_of as plan_of
 from augury.lowering.rewrites import (
     ACTIVATE_PRODUCTS as ACTIVATE_PRODUCTS,
     ADD_SUMS as ADD_SUMS,
+    AddLowRank as AddLowRank,
     FeedExpertsAndAdd as FeedExpertsAndAdd,
     Fused as Fused,
     MultiplyActivated as MultiplyActivated,

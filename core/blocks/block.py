@@ -12,6 +12,7 @@ from augury.errors import PluginError, UnsupportedError
 from augury.guard import describe
 from augury.lowering.builder import Builder
 from augury.lowering.parts import Convolution, HasKernels, HasParts, LinearRecurrence
+from augury.lowering.rewrites import with_low_ranks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,6 +113,7 @@ class Block(HasParts):
             flaw = f"`lower` returns {given!r:.80} and writes no operations, expected them on `build`"
         if flaw is not None:
             raise PluginError(f"block {name}: {flaw}; correct its `lower` in package {package}, or the sizes in the plan")
+        build.operations = [*with_low_ranks(build.operations)]
         return build
 
 

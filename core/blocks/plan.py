@@ -112,6 +112,7 @@ class ModelPlan:
     block: DraftBlock | None = None  # of a model that drafts several tokens with one pass
     span: tuple[int, int] | None = None  # of a stage: which layers of the whole model, as `stage` was asked for them
     form: str = ""  # what `for_context` chose, where slots of other lengths have other states for the same text
+    n_adapters: int = 0  # that its products have, see `with_adapters`
 
     @property
     def n_vocab(self) -> int:

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 from attrs import field, fields, frozen
 
+from augury.lowering.low_rank import LowRank  # noqa: TC001 - fields are checked by their types
+
 
 @frozen
 class HasParts:
@@ -107,15 +109,14 @@ class Linear:
     bias_scale: float = 1.0
     rows: RowSelection | None = None  # of the weight, and of the bias
     has_own_bias: bool = False  # the bias has only these rows: it is stored as (n_out,) in any case
+    low_rank: LowRank | None = None  # what adapters add to y
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Its tensors by name, and their shapes in the file."""
         n_stored = self.n_out if self.rows is None else self.rows.n_stored
-        shapes: dict[str, tuple[int, ...]] = {self.weight: (n_stored, self.n_in)}
-        if self.bias is not None:
-            shapes[self.bias] = (self.n_out if self.has_own_bias else n_stored,)
-        return shapes
+        of_bias = {} if self.bias is None else {self.bias: (self.n_out if self.has_own_bias else n_stored,)}
+        return {self.weight: (n_stored, self.n_in), **of_bias}
 
     def of(self, stored: np.ndarray) -> np.ndarray:
         """Its rows (n_out, ...) of a stored tensor (n_stored, ...)."""

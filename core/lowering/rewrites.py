@@ -14,6 +14,7 @@ from augury.lowering.operation import Operation, Value
 from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multiply, Normalize
 
 if TYPE_CHECKING:
+    from augury.lowering.low_rank import LowRank
     from augury.lowering.parts import Linear
 
 
@@ -133,6 +134,24 @@ class FeedExpertsAndAdd(Operation):
     out: Value
 
 
+@frozen(eq=False)
+class AddLowRank(Operation):
+    """y += what adapters add to a product y of x, in place; see `LowRank`."""
+
+    x: Value
+    y: Value
+    low_rank: LowRank
+
+
+def with_low_ranks(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """The operations, each product followed by what adapters add to it."""
+    for each in operations:
+        yield each
+        if isinstance(each, Multiply):
+            products = zip(each.linears, each.out, strict=True)
+            yield from (AddLowRank(each.x, y, linear.low_rank) for linear, y in products if linear.low_rank is not None)
+
+
 def _activated(uses: Uses, multiply: Multiply, activate: Activate) -> Iterable[Operation] | None:
     """Products of which all are activated, and read by nothing else; the next step's operands, if it is a single matrix."""
     read = (activate.x, *(() if activate.up is None else (activate.up,)))
@@ -170,7 +189,7 @@ def n_early(operations: Sequence[Operation], before: Value) -> int:
     """How many of the first operations read nothing but `before`, the residual stream as it was before the layer."""
     known = {before}
     for i, each in enumerate(operations):
-        if not (isinstance(each, Normalize | Multiply) and each.x in known):
+        if not (isinstance(each, Normalize | Multiply | AddLowRank) and each.x in known):
             return i
         known.update(each.made)
     return len(operations)

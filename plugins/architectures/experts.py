@@ -116,9 +116,9 @@ def mixture(
         keys.fail("expert_group_used_count", n_groups_used, f"groups with at least the {n_used} experts that are used")
     name, n_embd = f"{at}.ffn_gate_inp", decoder.n_embd
     logits = decoder.linear(name, n_embd, n_experts, has_scale=not has_router_norm)
-    router_norm = decoder.norm(name, suffix=".scale") if has_router_norm else None
+    router_norm, scale = decoder.norm(name, suffix=".scale") if has_router_norm else None, 1.0 / math.sqrt(n_embd)
     router = Router(
-        logits=attrs.evolve(logits, scale=1.0 / math.sqrt(n_embd)) if has_router_norm else logits,
+        logits=attrs.evolve(logits, scale=scale, bias_scale=scale) if has_router_norm else logits,
         n_used=n_used,
         gating=_gating(decoder, fallback) if gating is None else gating,
         bias=decoder.optional_vector(f"{at}.exp_probs_b.bias", n_experts)

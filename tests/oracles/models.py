@@ -173,10 +173,10 @@ def write_from_head(head: Path, path: Path, *, most: int | None = None) -> None:
                     tokens = np.argsort(_raw(f"{head.stem}/d2t", n_vocab), kind="stable")
                     out.write(np.sort(tokens[: math.prod(entry.shape)]).tobytes())
                 else:
-                    out.write(_weights(entry.name, entry.shape, head.stem).tobytes())
+                    out.write(weights_of(entry.name, entry.shape, head.stem).tobytes())
 
 
-def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
+def weights_of(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
     """The weights that the oracle's logits were computed with, in the range that trained models have.
 
     Nearly normal numbers: sums of four 16-bit parts of Philox's raw output, by integers alone, hence the same bits everywhere.

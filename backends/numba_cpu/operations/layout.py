@@ -13,7 +13,7 @@ from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.tape import ThreadRows, row_bytes
 from augury.blocks import Norm
 from augury.lowering import Operation, Value
-from augury.lowering.rewrites import FeedExpertsAndAdd
+from augury.lowering.rewrites import AddLowRank, FeedExpertsAndAdd
 
 HIDDEN = "hidden states"
 """The buffer of the hidden states that a layer which predicts further tokens is given."""
@@ -132,7 +132,7 @@ class PlacementRules:
         match operation:
             case op.Multiply() | op.FeedExperts():
                 is_norm, is_odd = False, is_part or value in self.padded
-            case op.Join():
+            case op.Join() | AddLowRank():
                 is_norm, is_odd = False, False
             case op.MultiplyHeads() | op.InitStreams() | op.ComputeLogits():
                 is_odd = is_part or value in self.padded

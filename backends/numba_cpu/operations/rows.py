@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import convolution, recurrent_ends
+from augury.backends.numba_cpu.kernels import convolution, low_rank, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
@@ -26,7 +27,9 @@ from augury.lowering import (
     Scope,
     Value,
 )
-from augury.lowering.rewrites import MultiplyActivated
+from augury.lowering.rewrites import AddLowRank, MultiplyActivated
+
+_LOW = "rows of adapters"
 
 
 @EMITTERS.of(Normalize)
@@ -64,6 +67,36 @@ class MultiplyEmitter(OperationEmitter[Multiply]):
         operation, placed = self.operation, self.placed
         to = [placed.rows(value, tape).address for value in operation.out]
         tape.multiply(operation.purpose, placed.rows(operation.x, tape), list(zip(operation.linears, to, strict=True)))
+
+
+@EMITTERS.of(AddLowRank)
+class AddLowRankEmitter(OperationEmitter[AddLowRank]):
+    """Adds to products, where they lie, what adapters have for them."""
+
+    kernels = (low_rank.multiply_down, low_rank.add_up)
+
+    def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
+        return {_LOW: 4 * MAX_TOKENS * len(self.operation.low_rank.adapters)}
+
+    @property
+    def written(self) -> tuple[Value, ...]:
+        return (self.operation.y,)
+
+    def place(self, placed: Placed) -> None:
+        super().place(placed)
+        given, keep = self.operation.low_rank, placed.arena.keep
+        self._arrays = {name: keep(array, "adapters") for name, array in (("down", given.down), ("up", given.up))}
+        self._arrays |= {"adapters": keep(given.adapters.astype(np.int64), "adapters")}
+
+    def emit(self, tape: Tape) -> None:
+        operation, placed = self.operation, self.placed
+        x, y, given = operation.x, operation.y, operation.low_rank
+        to = ThreadRows(placed.rows(y, tape).address, placed.layout.stride(y))
+        sizes = {"n_adapters": given.n_adapters, "n_ranks": len(given.adapters), "n_in": x.width, "n_out": y.width}
+        places = {"x": _source(x, placed, tape), "y": to, "low": tape.buffers[_LOW]}
+        places["scales"] = tape.weights.scales.ctypes.data
+        for kernel in self.kernels:
+            tape.add(Work("adapters"), kernel, **places, **self._arrays, **sizes)
 
 
 @EMITTERS.of(Add)

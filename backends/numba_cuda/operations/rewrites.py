@@ -16,7 +16,17 @@ from augury.backends.numba_cuda.operations.attention_rewrites import gated, of_l
 from augury.backends.numba_cuda.rows import units_of
 from augury.blocks import Activation, GateKind, Norm, Vector
 from augury.lowering import Operation, Value
-from augury.lowering.rewrites import ACTIVATE_PRODUCTS, ADD_SUMS, Fused, MultiplyActivated, Rewrite, Uses, parts_of, roots_of
+from augury.lowering.rewrites import (
+    ACTIVATE_PRODUCTS,
+    ADD_SUMS,
+    AddLowRank,
+    Fused,
+    MultiplyActivated,
+    Rewrite,
+    Uses,
+    parts_of,
+    roots_of,
+)
 
 
 @frozen(eq=False)
@@ -89,7 +99,8 @@ def _with_copies(uses: Uses) -> Iterator[Operation]:
     operations, makers, copies = uses.operations, uses.makers, dict[tuple[Value, str], Value]()
     side_by_side = [each for each in parts_of(operations) if isinstance(each, _SIDE_BY_SIDE)]
     rowed = {value for each in side_by_side for value in roots_of(each)}
-    scaled = {each.x.root: each for each in side_by_side if isinstance(each, op.ScaleToLength)}
+    scaled: dict[Value, Operation] = {each.x.root: each for each in side_by_side if isinstance(each, op.ScaleToLength)}
+    scaled |= {each.y.root: each for each in operations if isinstance(each, AddLowRank)}  # which compute in place as well
 
     def purpose(operation: Operation, value: Value) -> str | None:
         """The purpose of a copy, which others of the same purpose share; None if there need not be one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from attrs import evolve
@@ -10,9 +11,10 @@ from attrs import evolve
 from augury.backends.numba_cuda.device import Arguments, Pointer
 from augury.backends.numba_cuda.kernels.activation import gate as kernel
 from augury.backends.numba_cuda.kernels.convolution import convolve_block
-from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.low_rank import LowRankArgs, add_up, multiply_down
 from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, launches
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
@@ -21,7 +23,12 @@ from augury.backends.numba_cuda.rows import DeviceRows, Operand, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Linear, Norm, Vector
 from augury.lowering import Activate, Add, AddStream, Constant, ConvolveBlock, Multiply, Normalize, ReadHidden, ReadInput
-from augury.lowering.rewrites import MultiplyActivated
+from augury.lowering.rewrites import AddLowRank, MultiplyActivated
+
+SCALES = "scales of adapters"
+"""The buffer of `Batch.scales`."""
+
+_LOW = "rows of adapters"
 
 
 @EMITTERS.of(Normalize)
@@ -104,6 +111,26 @@ def _activate(operation: Activate, layout: Layout, tape: Tape) -> None:
     x, to = layout.rows(operation.x, tape), layout.operand(operation.out, tape)
     up = None if operation.up is None else layout.rows(operation.up, tape)
     activate(tape, _gate_of(operation), x, up, to, operation.out.width, divisors=operation.divisors)
+
+
+@EMITTERS.of(AddLowRank)
+class AddLowRankEmitter(OperationEmitter[AddLowRank]):
+    """Adds to products, where they lie, what adapters have for them."""
+
+    def buffers(self) -> Mapping[str, int]:
+        return {_LOW: 4 * MAX_TOKENS * len(self.operation.low_rank.adapters)}
+
+    def emit(self, tape: Tape) -> None:
+        operation, low_rank, constant = self.operation, self.operation.low_rank, tape.weights.constant
+        x, y = self.layout.rows(operation.x, tape), self.layout.rows(operation.y, tape)
+        arrays = {"down": low_rank.down, "up": low_rank.up, "adapters": low_rank.adapters}
+        given = {name: constant((low_rank, name), partial(np.asarray, array)) for name, array in arrays.items()}
+        places = {"x": x.at, "y": y.at, "low": tape.buffers[_LOW], "scales": tape.buffers[SCALES]}
+        n_ranks, width = len(low_rank.adapters), operation.y.width
+        sizes = {"x_stride": x.width, "y_stride": y.width, "n_in": operation.x.width, "n_out": width}
+        params = LowRankArgs(**given, **places, **sizes, n_ranks=n_ranks, n_adapters=low_rank.n_adapters)
+        tape.launch(multiply_down, (n_ranks, tape.size.n_tokens), WARP, params=params)
+        tape.launch(add_up, (-(-width // THREADS), tape.size.n_tokens), THREADS, params=params)
 
 
 @EMITTERS.of(Add)
