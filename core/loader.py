@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve, field
 
 from augury.blocks import Integers
+from augury.blocks.adapted import with_adapters
 from augury.devices import CPU
 from augury.engine.context import CheckedContext, EngineContext
 from augury.engine.mtp_states import MtpStates
@@ -33,6 +34,7 @@ from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
+    from augury.engine.adapters import Adapters
     from augury.files.gguf import ModelFile
     from augury.files.override import Scalar, Untyped
     from augury.interfaces import Backend, MemoryManager, Model, Progress
@@ -240,6 +242,7 @@ class Loader:
         implied: Mapping[str, Any] = _NO_OPTIONS,
         plan_name: str = "main",
         wants_mtp: bool = False,
+        adapters: Adapters | None = None,
     ) -> EngineContext:
         """The model that `reference` means, with its memory; the same arguments load once.
 
@@ -256,6 +259,7 @@ class Loader:
             plan_name: Which of the plans that the architecture offers of the file.
             wants_mtp: Whether layers that predict further tokens are loaded, where there are such and the backend computes
                 them.
+            adapters: What is added to its products.
         """
 
         def make() -> EngineContext:
@@ -267,6 +271,7 @@ class Loader:
                 self._target = file
             whole = plan_of(file, self.registry, plan_name)
             whole = whole if options.window is None else whole.with_window(options.window)
+            whole = with_adapters(whole, adapters.loaded) if adapters is not None and adapters.loaded else whole
             if purpose != "draft" and whole.hidden_of:
                 raise UnsupportedError(
                     f"{file.path}: a model of architecture {whole.architecture!r} drafts for another one; give it as the draft "
@@ -287,7 +292,10 @@ class Loader:
                 MtpStates(model) if any(part.caches for part in info.heads.values()) else None,
             )
             context = kind(model, make_manager(model.state_spec, mtp or model), mtp, lack)
+            if adapters is not None:
+                context.adapters = adapters
             if plan.hidden_of and self.contexts:
+                context.target = self.contexts[0]
                 self.contexts[0].head_models.append(context)
             self.contexts.append(context)
             self.backends.append(device)

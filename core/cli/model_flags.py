@@ -6,6 +6,7 @@ import argparse
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import (
@@ -22,7 +23,7 @@ from augury.cli.drafter_flags import (
 )
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.log_output import configure_logging
-from augury.cli.parser import Parser, count
+from augury.cli.parser import Parser, converted, count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 from augury.devices import CPU, Placement
@@ -91,6 +92,7 @@ def add_model_flags(
             *flags, default="f16", choices=CACHE_TYPES, metavar="TYPE", help=f"type of the {what} in the KV cache: {types}"
         )
     add_override_flag(group)
+    add_adapter_flags(group)
     group.add_argument(
         "--parse-special",
         action="store_true",
@@ -218,6 +220,32 @@ def override_words(args: argparse.Namespace) -> list[str]:
     return [word for text in args.override_kv for word in ("--override-kv", text)]
 
 
+def add_adapter_flags(group: Any) -> None:
+    """Add the flags of adapters, in llama.cpp's words."""
+    group.add_argument(
+        "--lora",
+        "--lora-scaled",
+        action="append",
+        default=[],
+        metavar="FILE[:SCALE]",
+        help="an adapter (LoRA) that is added to the model, may be repeated; requests may give it another scale (default: 1)",
+    )
+    group.add_argument(
+        "--lora-init-without-apply", action="store_true", help="adapters count nothing until a request gives them a scale"
+    )
+
+
+def adapters_of(args: argparse.Namespace) -> list[tuple[str, float]]:
+    """The adapters of the flags, with their scales; `FILE,FILE` are several."""
+    found = []
+    for text in (each for flag in args.lora for each in ([flag] if Path(flag).exists() else flag.split(","))):
+        path, colon, scale = text.rpartition(":")
+        if not colon or Path(text).exists():
+            path, scale = text, "1"
+        found.append((path, 0.0 if args.lora_init_without_apply else converted("--lora", scale, float)))
+    return found
+
+
 def load_engine(
     args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, progress: Progress | None = None
 ) -> Engine:
@@ -242,6 +270,7 @@ def load_engine(
             n_ctx=args.ctx_size,
             slots=args.parallel,
             override_kv=overrides_of(args),
+            lora=adapters_of(args),
             placement=placement_of(args),
             progress=shown,
         )

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from augury.batch import Batch, PartInput, SlotInput
+from augury.engine.adapters import Adapters, Scales
 from augury.engine.mtp_states import MtpStates
 from augury.engine.prompt_cache import PromptCache
 from augury.errors import AuguryError, LostDeviceError, OptionError
@@ -33,6 +34,8 @@ class EngineContext(Context):
         head_models: Models that draft from its hidden states, in slots of the same numbers, which are saved with its own.
         prompt_cache: Of texts that its slots held; None: there is none.
         thread: That passes begin on; None: they begin here.
+        target: That of the model whose hidden states it reads, in slots of the same numbers; None of others.
+        adapters: Of the model.
         is_busy: Whether a pass was begun whose logits are still to be read: another one would write over them.
     """
 
@@ -43,6 +46,9 @@ class EngineContext(Context):
         self.lack_of_heads = lack_of_heads
         self.head_models: list[EngineContext] = []
         self.prompt_cache: PromptCache | None = None
+        self.target: EngineContext | None = None
+        self.adapters = Adapters()
+        self._variants: dict[int, str] = {}  # by slot, of the states that it holds, see `Adapters.variant`
         self.info = model.info
         self.spec = model.state_spec
         self.is_asynchronous = model.is_asynchronous
@@ -54,6 +60,10 @@ class EngineContext(Context):
         self._last_drafts: dict[int, tuple[int, int, np.ndarray]] = {}
         self._unknown: set[int] = set()  # slots of unknown contents
         self._restored: dict[int, tuple[int, int]] = {}  # by slot, since it was opened: restored states, replayed tokens
+
+    @property
+    def _scales(self) -> np.ndarray | None:
+        return self.adapters.of_slots if self.adapters.loaded else None
 
     @property
     def may_branch(self) -> bool:
@@ -86,15 +96,31 @@ class EngineContext(Context):
             self._unknown.update(in_use)
         return is_back
 
-    def open(self, tokens: np.ndarray, *, may_reuse: bool = True, slot: int | None = None) -> Opened | None:
-        opened = self.memory.open(tokens, may_reuse=may_reuse, slot=slot)
+    def open(
+        self, tokens: np.ndarray, *, may_reuse: bool = True, slot: int | None = None, scales: Scales | None = None
+    ) -> Opened | None:
+        """See `Context.open`; adapters count as `scales` says, or as they do by default."""
+        adapters = self.adapters
+        scales = adapters.scales if scales is None else scales
+        variant = adapters.variant(scales) if self.target is None or slot is None else self.target.variant(slot)
+        more = {"variant": variant} if variant else {}
+        opened = self.memory.open(tokens, may_reuse=may_reuse, slot=slot, **more)
         if opened is not None:
             self._last_drafts.pop(opened.slot, None)
             self._unknown.discard(opened.slot)
             self._restored.pop(opened.slot, None)
+            if self.variant(opened.slot) != variant:
+                self._forget_heads(opened.slot)
+            self._variants[opened.slot] = variant
+            if adapters.loaded:
+                adapters.of_slots[opened.slot] = scales
             if self.prompt_cache is not None and may_reuse:
-                opened = self.prompt_cache.open(opened, tokens)
+                opened = self.prompt_cache.open(opened, tokens, variant)
         return opened
+
+    def variant(self, slot: int) -> str:
+        """The variant of the states that a slot holds; see `Adapters.variant`."""
+        return self._variants.get(slot, "")
 
     def restored(self, slot: int) -> tuple[int, int]:
         """How many passes since a slot was opened set its state back first, and how many tokens they computed again."""
@@ -115,7 +141,7 @@ class EngineContext(Context):
         if self.memory.room(slot) == self.spec.n_ctx:  # nothing of it is to be found again
             self._forget_heads(slot)
         if self.prompt_cache is not None:
-            self.prompt_cache.keep(slot)
+            self.prompt_cache.keep(slot, self.variant(slot))
 
     def _forget_heads(self, slot: int) -> None:
         if self.mtp is not None:
@@ -138,6 +164,8 @@ class EngineContext(Context):
         """
         held, *of_heads = split_parts(data) or [b""]
         n = self.memory.restore(slot, held)
+        if self.adapters.loaded:
+            self._variants[slot] = "unknown"
         for head, part in zip(self.head_models, of_heads, strict=False):
             with suppress(AuguryError):
                 head.restore(slot, part)
@@ -214,6 +242,7 @@ class EngineContext(Context):
             hidden=np.concatenate([feed.hidden for feed in feeds]),
             features=(part.output,) if any(feed.n_rows for feed in feeds) else (),  # nobody reads features of a prompt's tokens
             vocabulary=vocabulary,
+            scales=self._scales,
         )
         marked = [] if self.mtp is None else [(self.mtp, feed) for feed in feeds]
         for marks, feed in marked:
@@ -284,7 +313,8 @@ class EngineContext(Context):
             np.array(accepted, np.int32) if accepted else None,
             layers,
         )
-        return Batch(*columns, *_of_sequences(feeds)) if self._has_sequence_state else Batch(*columns)
+        of_sequences = _of_sequences(feeds) if self._has_sequence_state else (None, None, None)
+        return Batch(*columns, *of_sequences, scales=self._scales)
 
 
 class CheckedContext(EngineContext):

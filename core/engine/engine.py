@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, Self
 import attrs
 
 from augury.devices import Placement
+from augury.engine.adapters import Adapters
 from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.evaluation import Evaluations
@@ -51,6 +52,7 @@ class Engine(Receipts, Evaluations):
         tokenizer: Of the model, or None where its file has none: then prompts are token ids and texts are empty.
         chat_template: Of the model, or None where its file has none.
         config: The effective configuration, whether it was asked for or chosen.
+        adapters: Those that are added to its products, and how much each counts.
         load_s: Seconds that `load` took, compiling included.
     """
 
@@ -75,7 +77,7 @@ class Engine(Receipts, Evaluations):
         self.info: ModelInfo = context.info
         self._files = files
         self.tokenizer, self.chat_template, self.config = tokenizer, template, config
-        self._context, self._n_ctx = context, context.spec.n_ctx
+        self._context, self._n_ctx, self.adapters = context, context.spec.n_ctx, context.adapters
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
         self._n_vocab = context.info.n_vocab if tokenizer is None else min(context.info.n_vocab, tokenizer.n_vocab)
@@ -86,6 +88,7 @@ class Engine(Receipts, Evaluations):
             n_slots=context.spec.n_slots,
             registry=loader.registry,
             tokenizer=tokenizer,
+            adapters=self.adapters,
         )
         self._sequence: Callable[[Request, Channel], RunningSequence] = partial(
             RunningSequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
@@ -125,6 +128,7 @@ class Engine(Receipts, Evaluations):
         cache_ram: int = 0,
         cache_disk: int | None = 0,
         override_kv: Mapping[str, Any] | None = None,
+        lora: str | Path | Sequence[str | Path | tuple[str | Path, float]] | Mapping[str | Path, float] | None = None,
         parse_special: bool = False,
         placement: Placement | None = None,
         progress: Progress | None = None,
@@ -167,6 +171,7 @@ class Engine(Receipts, Evaluations):
             cache_disk: MiB of files for the same, which later runs go on with; None: a tenth of the free space; 0: none.
             parse_special: Whether messages may name control tokens; such names are text otherwise.
             override_kv: Metadata that replaces the file's own: `{"tokenizer.ggml.pre": "qwen2"}`.
+            lora: Adapters: a path, several, or paths with a scale each, 1 by default. `scale_adapters` and requests change it.
             placement: Which layers GPUs compute; None: the backend computes all.
             progress: Called with the progress of downloading, compiling and loading; None: a notebook shows bars.
             registry: Plugins to choose from; None discovers the installed ones.
@@ -192,12 +197,13 @@ class Engine(Receipts, Evaluations):
             own, file = loader.open(model), loader.open(model, None if draft_model is None else str(draft_model))
             n_ctx = context_size(n_ctx, plan_of(file, registry).n_ctx_train)
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max, placement)
+            adapters = Adapters.open(lora, slots, file.architecture)
             of_drafters = attrs.evolve(options, placement=options.placement.of_others)
             tokenizer = loader.load_tokenizer(model)
             template = loader.load_template(file, tokenizer, parse_special=parse_special)
             implied = {key: value for drafter, _ in chosen for key, value in drafter.traits.memory_options.items()}
             managed: dict[str, Any] = {"memory": memory, "memory_options": memory_options or {}, "implied": implied}
-            context = loader.load(model, options, purpose="target", wants_mtp=wants_mtp, **managed)
+            context = loader.load(model, options, purpose="target", wants_mtp=wants_mtp, adapters=adapters, **managed)
             if not context.info.heads:
                 chosen = choose()
             chosen += serving_drafters(registry, chosen) if chosen else []
@@ -214,6 +220,8 @@ class Engine(Receipts, Evaluations):
             loader.close_files()
             config: dict[str, Any] = {"model": str(model), "backend": loader.backends[0].title, "memory": context.memory.name}
             config |= {**attrs.asdict(options), "threads": target.n_threads, "isa": target.isa, "spec_type": str(speculation)}
+            if adapters.loaded:
+                config["lora"] = [str(each.path) for each in adapters.loaded]
             return cls(
                 context,
                 chains,
@@ -229,6 +237,10 @@ class Engine(Receipts, Evaluations):
                 files=(own.paths, own.identity),
                 begun=start,
             )
+
+    def scale_adapters(self, lora: Sequence[Mapping[str, Any]]) -> None:
+        """Let adapters count so in requests that say nothing else: `[{"id": 0, "scale": 0.5}]`, all others not at all."""
+        self.adapters.scales = self.adapters.choose(lora)
 
     def save_slot(self, slot: int, path: str | Path) -> SavedSlot:
         """Save all that a slot holds to a file: its text, KV cache and recurrent states, and how it was sampled.

@@ -8,6 +8,7 @@ from typing import Any, Unpack, overload
 
 import numpy as np
 
+from augury.engine.adapters import Adapters
 from augury.engine.channel import Channel
 from augury.engine.params import Message, Prompt, Prompts, RequestParams
 from augury.engine.request import Request, checked_tokens, is_several
@@ -31,6 +32,7 @@ class Generation(ABC):
     config: Mapping[str, Any]
     _loader: Loader
     _make_request: Callable[..., Request]
+    adapters: Adapters
     _n_ctx: int
     _n_vocab: int
     _sequence: Callable[[Request, Channel], RunningSequence]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from attrs import Factory, define, evolve, field
 
+from augury.engine.adapters import Scales
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
 from augury.engine.round_pass import RoundPass, RoundRecord, ScheduledInput
@@ -226,7 +227,8 @@ class Loop:
 
     def _start(self, sequence: RunningSequence) -> None:
         """Give a sequence a slot, if there is one."""
-        opened = self._open(sequence.prompt, may_reuse=sequence.request.cache_prompt, slot=sequence.request.slot)
+        request = sequence.request
+        opened = self._open(sequence.prompt, may_reuse=request.cache_prompt, slot=request.slot, scales=request.scales)
         if opened is not None:
             sequence.slot, sequence.prompt_owner = opened.slot, None
             n_reused = self._drafting.open(sequence, opened.n_reused)
@@ -240,14 +242,16 @@ class Loop:
             self._counter.started(n_reused, n_recomputed)
             self._counter.publish(self._running)
 
-    def _open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
+    def _open(
+        self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None, scales: Scales | None = None
+    ) -> Opened | None:
         """A slot for a prompt, or None while all are taken."""
         for unfreed in tuple(self._unfreed):
             with suppress(BaseException):  # it was said the first time
                 self._end_slot(unfreed)
         if self._check is not None:
             self._check()
-        opened = self._context.open(tokens, may_reuse=may_reuse, slot=slot)
+        opened = self._context.open(tokens, may_reuse=may_reuse, slot=slot, scales=scales)
         if opened is not None:
             self._taken.add(opened.slot)
             self._unfreed.discard(opened.slot)

@@ -114,6 +114,10 @@ class RequestParams(TypedDict, total=False):
         "came from one request, and the result holds the rest; mirostat also needs `mirostat_mu`",
     ]
     speculative: Annotated[bool | Mapping[str, Any] | None, "false, or options by drafter as above; by default as loaded"]
+    lora: Annotated[
+        Sequence[Mapping[str, Any]] | None,
+        'how much [adapters](library.md#adapters) count: `[{"id": 0, "scale": 0.5}]`, others not at all; None: as loaded',
+    ]
     receipt: Annotated[bool, "the result holds a [receipt](receipts.md)"]
     slot: Annotated[int | None, "the slot to wait for; None: any"]
     id: Annotated[str | None, "by which results, logs and observers name the request; several may have the same"]

@@ -42,6 +42,7 @@ class PromptCache:
         self._blocks: dict[str, KeptBlock] = {}
         self._children: defaultdict[str, dict[str, KeptBlock]] = defaultdict(dict)  # of a block, by name
         self._n_held = 0  # bytes in memory
+        self._root = ""  # the parent of the first blocks of texts of the variant in hand
         self._is_able = True  # whether the manager and the backend can save slots; known once they were asked to
         self._log = get_logger("augury.engine.prompt_cache")
 
@@ -50,15 +51,17 @@ class PromptCache:
         if self._files is not None:
             self._files.close()
 
-    def open(self, opened: Opened, prompt: np.ndarray) -> Opened:
-        """A slot was given to a prompt (n,) int32: let it hold more of that, if more is kept."""
+    def open(self, opened: Opened, prompt: np.ndarray, variant: str = "") -> Opened:
+        """A slot was given to a prompt (n,) int32: let it hold more of that, if more is kept of this variant."""
         if not self._is_able:
             return opened
+        self._root = _root_of(variant)
         found = guarded(self._restore, opened, prompt[:-1], failed=self._give_up)  # the last token's logits are needed
         return found or opened
 
-    def keep(self, slot: int) -> None:
+    def keep(self, slot: int, variant: str = "") -> None:
         """A slot was freed: keep what it holds, in memory at once, in files a little later."""
+        self._root = _root_of(variant)
         if self._is_able:
             guarded(self._keep, slot, failed=self._give_up)
 
@@ -106,7 +109,7 @@ class PromptCache:
 
     def _whole_blocks(self, prompt: np.ndarray) -> Iterator[KeptBlock]:
         """The blocks that begin a prompt."""
-        name = ""
+        name = self._root
         for start in range(0, len(prompt) - _BLOCK + 1, _BLOCK):
             tokens = prompt[start : start + _BLOCK]
             name = block_name(name, tokens.tobytes())
@@ -116,7 +119,7 @@ class PromptCache:
 
     def _beginnings(self, prompt: np.ndarray, blocks: list[KeptBlock]) -> Iterator[tuple[int, KeptBlock]]:
         """What follows some blocks of a prompt: blocks that it can go on in or after, and how many of their tokens it has."""
-        parent, rest = blocks[-1].name if blocks else "", prompt[len(blocks) * _BLOCK :]
+        parent, rest = blocks[-1].name if blocks else self._root, prompt[len(blocks) * _BLOCK :]
         for block in tuple(self._children.get(parent, {}).values()):
             if self._is_recurrent and (block.n == _BLOCK or block.n > len(rest)):
                 continue
@@ -167,7 +170,7 @@ class PromptCache:
         self, slot: int, text: np.ndarray, above: list[KeptBlock], stop: int, cost: int, state: bytes = b""
     ) -> KeptBlock:
         """Keep the tokens of a text up to one, after the blocks above, unless they are kept; `state` is there of a tail."""
-        parent, start = above[-1].name if above else "", len(above) * _BLOCK
+        parent, start = above[-1].name if above else self._root, len(above) * _BLOCK
         tokens = text[start:stop]
         name = block_name(parent, tokens.tobytes())
         if name in self._blocks:
@@ -240,6 +243,11 @@ class PromptCache:
             del self._children[block.parent]
         if is_file and self._files is not None:
             self._files.remove(block)
+
+
+def _root_of(variant: str) -> str:
+    """What stands for the block before the first of a text; see `Adapters.variant`."""
+    return block_name("", variant.encode()) if variant else ""
 
 
 def _end(found: tuple[int, KeptBlock]) -> int:

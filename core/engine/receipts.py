@@ -82,6 +82,8 @@ class Receipts(Generation):
         if params.get("logits_processors"):
             raise OptionError("a receipt cannot hold logits_processors, which are code; leave one of the two out")
         kept = {key: value for key, value in params.items() if key not in _OF_NO_ACCOUNT and value is not None}
+        if self.adapters.loaded:
+            params["lora"] = kept["lora"] = self.adapters.listed(self.adapters.choose(params.get("lora")))
         return {**params, "receipt": {**self._facts, "params": _as_json(kept)}}
 
     def _check_same(self, receipt: Receipt) -> None:
@@ -110,14 +112,15 @@ class Receipts(Generation):
                 raise ModelFileError(f"{path}: {error.strerror}; a receipt names the model's file by its digest") from None
             if known != (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns):
                 raise ModelFileError(f"{path}: was changed since it was loaded; load it again to write or check receipts")
-        config = self.config
+        config, digests_of_adapters = self.config, [each.digest for each in self.adapters.loaded]
+        adapters = {"lora": digests_of_adapters} if digests_of_adapters else {}
         return {
             "made_with": {
                 **{name: str(config[name]) for name in ("backend", "isa")},
                 **{name: metadata.version(name) for name in _VERSIONS},
             },
             "model": {"name": str(config["model"]), "sha256": digests},
-            "settings": _as_json({name: config[name] for name in SETTINGS}),
+            "settings": _as_json({name: config[name] for name in SETTINGS} | adapters),
         }
 
 

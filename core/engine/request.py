@@ -13,6 +13,7 @@ import numpy as np
 from attrs import Converter, field, frozen
 
 from augury.constraint import Constraint
+from augury.engine.adapters import Adapters, Scales
 from augury.engine.constraint import choose_constraint
 from augury.engine.params import RequestParams
 from augury.engine.sampling_step import SamplingStep
@@ -90,6 +91,7 @@ class Request:
     emitted: np.ndarray | None = None  # (e,) int32: the beginning of the answer, which is known
     stop_token_ids: frozenset[int] = frozenset()  # end tokens beside the model's
     prompt_text: str | None = None  # the part of the prompt's text that the result has
+    scales: Scales = ()  # how much each adapter counts
     receipt: Mapping[str, Any] | None = None  # the fields of a `Receipt` that are known before; None: none is asked for
 
     id: str = _given(_checked_id)
@@ -107,6 +109,11 @@ class Request:
     logits_processors: tuple[SamplingStep, ...] = _given(_checked_callables, ())
     slot: int | None = _count(0)
     on_prompt: Callable[..., object] | None = _given(_checked_callable)  # noqa: RUF009 - as attrs' own `field`
+
+    @property
+    def lora(self) -> list[dict[str, Any]]:
+        """The scales as `RequestParams` have them; empty of a model without adapters."""
+        return Adapters.listed(self.scales)
 
     def __attrs_post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -148,6 +155,7 @@ def make_request(
     registry: Registry,
     tokenizer: Tokenizer | None = None,
     text: str | None = None,
+    adapters: Adapters | None = None,
 ) -> Request:
     """A request from checked token ids and the keyword arguments of `generate` and `stream`.
 
@@ -160,6 +168,7 @@ def make_request(
         registry: It has the constraints.
         tokenizer: The model's, or None.
         text: The prompt as it was given, if that was a text.
+        adapters: Those of the engine.
 
     Raises:
         OptionError: An argument is unknown, has the wrong type or is out of range.
@@ -176,6 +185,7 @@ def make_request(
         raise OptionError("synthetic acceptance emits tokens that a constraint forbids; leave one of the two out")
     if "infill" in sampling.samplers and tokenizer is None:
         raise UnsupportedError("sampler infill looks at texts, but this model has no tokenizer that augury can read")
+    scales = (adapters or Adapters()).choose(rest.pop("lora", None))
     receipt = rest.pop("receipt", None)
     if receipt is not None:
         if speculation.rule.depends_on_draft or isinstance(speculation.rule, Synthetic):
@@ -198,6 +208,7 @@ def make_request(
         "speculation": speculation,
         "emitted": emitted,
         "stop_token_ids": ends,
+        "scales": scales,
         "receipt": receipt,
     }
     request = Request(prompt=prompt, **made, **rest)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<8sI16s")
 _MAGIC = b"augury\0s"
-_VERSION = 2
+_VERSION = 3
 
 
 @frozen(eq=False)
@@ -45,7 +45,8 @@ class SavedSlot:
     @classmethod
     def of(cls, sequence: RunningSequence) -> SavedSlot:
         """The contents of a request's slot, without its states."""
-        return cls(sequence.history.copy(), sequence.sampler.going_on(sequence.history, sequence.n_emitted))
+        params = sequence.sampler.going_on(sequence.history, sequence.n_emitted)
+        return cls(sequence.history.copy(), params | ({"lora": lora} if (lora := sequence.request.lora) else {}))
 
     def write(self, path: Path, context: EngineContext) -> SavedSlot:
         """Write it to a file, which names the model; returns it without states."""
@@ -84,8 +85,9 @@ class SavedSlot:
         if facts["memory"] != owner["memory"]:
             there, here = facts["memory"], owner["memory"]
             raise ModelFileError(f"{path}: was saved with memory {there!r}, expected {here!r}; load that, or remove it")
-        params = SamplingParams(**{**facts["params"], "logit_bias": dict(facts["params"]["logit_bias"])})
-        return cls(np.frombuffer(tokens, np.int32), attrs.asdict(params), held)
+        given = {**facts["params"], "logit_bias": dict(facts["params"]["logit_bias"])}
+        lora = {name: given.pop(name) for name in ("lora",) if name in given}
+        return cls(np.frombuffer(tokens, np.int32), attrs.asdict(SamplingParams(**given)) | lora, held)
 
 
 def _owner_of(context: EngineContext) -> dict[str, str]:

@@ -52,12 +52,15 @@ class MemoryManager(Plugin, ABC):
         return None
 
     @abstractmethod
-    def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
+    def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None, variant: str = "") -> Opened | None:
         """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
 
         `slot`, if one is named, is free, and the one to give. The reused part may be copied from a slot that is in use. At
         least one token of the prompt is never counted as reused, because its logits are needed. Without `may_reuse` nothing is
         reused, and no other request may reuse any of this one: `end` forgets it. Raising gives no slot.
+
+        States of equal tokens differ by `variant`, which names the adapters in force: only those of this one are reused. It is
+        left out where it is empty.
         """
 
     @abstractmethod

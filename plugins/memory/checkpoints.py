@@ -115,8 +115,8 @@ class Checkpoints(Contiguous):
     def suitable(cls, spec: StateSpec) -> str | None:
         return None if spec.n_bytes_per_sequence else "the model has no recurrent state to go back to; take contiguous"
 
-    def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
-        opened = super().open(tokens, may_reuse=may_reuse, slot=slot)
+    def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None, variant: str = "") -> Opened | None:
+        opened = super().open(tokens, may_reuse=may_reuse, slot=slot, variant=variant)
         if opened is not None:
             at = self._at[opened.slot]
             at.tail = at.n_restored = 0
@@ -169,7 +169,7 @@ class Checkpoints(Contiguous):
 
     def restore(self, slot: int, data: bytes) -> int:
         n = super().restore(slot, data)
-        parts = split_parts(data)[2:]
+        parts = split_parts(data)[3:]
         self._at[slot] = _Slot()
         for at, states in zip(parts[::2], parts[1::2], strict=True):
             self._keep(slot, int.from_bytes(at), states)

@@ -30,10 +30,11 @@ class SlotText:
         self.is_free = True
         self.is_private = False  # others may not reuse it
         self.last_used = 0
+        self.variant = ""  # of its states
 
-    def n_shared(self, tokens: np.ndarray) -> int:
-        """Length of the common prefix with `tokens` that others may reuse."""
-        n = 0 if self.is_private else min(self.n, len(tokens))
+    def n_shared(self, tokens: np.ndarray, variant: str) -> int:
+        """Length of the common prefix with `tokens` that others of a variant may reuse."""
+        n = 0 if self.is_private or self.variant != variant else min(self.n, len(tokens))
         differs = self.tokens[:n] != tokens[:n]
         return int(differs.argmax()) if differs.any() else n
 
@@ -57,7 +58,7 @@ class Contiguous(MemoryManager):
     def suitable(cls, spec: StateSpec) -> str | None:
         return "the model has a recurrent state, which cannot be cut; take checkpoints" if spec.n_bytes_per_sequence else None
 
-    def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
+    def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None, variant: str = "") -> Opened | None:
         free = [i for i, each in enumerate(self._slots) if each.is_free and slot in (None, i)]
         if not free:
             return None
@@ -66,7 +67,7 @@ class Contiguous(MemoryManager):
                 f"the prompt has {len(tokens)} tokens, a sequence can use {self.spec.n_ctx}; "
                 "shorten it or load the model with a larger context (-c, n_ctx)"
             )
-        shared = [each.n_shared(tokens[:-1]) if may_reuse else 0 for each in self._slots]
+        shared = [each.n_shared(tokens[:-1], variant) if may_reuse else 0 for each in self._slots]
         reusable = {i: self._reusable(i, shared[i]) for i in free}
         best = min(free, key=lambda i: (-reusable[i], self._slots[i].last_used))
         n = reusable[best]
@@ -76,6 +77,7 @@ class Contiguous(MemoryManager):
             n = self._share(shareable.index(max(shareable)), best, max(shareable))
         self._cut(best, n)
         self._slots[best].is_free, self._slots[best].is_private = False, not may_reuse
+        self._slots[best].variant = variant
         return Opened(best, n, max(shared))
 
     def room(self, slot: int) -> int:
@@ -117,10 +119,11 @@ class Contiguous(MemoryManager):
 
     def save(self, slot: int) -> bytes:
         n = self._n_in_place(slot)
-        return join_parts([self._slots[slot].tokens[:n].tobytes(), self.states.save(slot, n)])
+        text, variant = self._slots[slot].tokens[:n].tobytes(), self._slots[slot].variant.encode()
+        return join_parts([text, self.states.save(slot, n), variant])
 
     def restore(self, slot: int, data: bytes) -> int:
-        state, (text, states, *_) = self._slots[slot], (*split_parts(data), b"", b"")
+        state, (text, states, variant, *_) = self._slots[slot], (*split_parts(data), b"", b"", b"")
         tokens = np.frombuffer(text[: len(text) // 4 * 4], np.int32)
         if not state.is_free or len(tokens) > self.spec.n_ctx:
             room = f"has {self.spec.n_ctx} positions; load the model with a larger context (-c, n_ctx)"
@@ -129,6 +132,7 @@ class Contiguous(MemoryManager):
         self.states.restore(slot, states)
         self._clock += 1
         state.tokens[: len(tokens)], state.n, state.accepted, state.last_used = tokens, len(tokens), (), self._clock
+        state.variant = variant.decode()
         return len(tokens)
 
     def text(self, slot: int) -> np.ndarray:

@@ -126,6 +126,13 @@ GivenDeep = Annotated[dict[str, Any], AfterValidator(partial(_given, depth=1))]
 Texts = Annotated[list[str], Field(max_length=128)]  # each of them is looked for at every token
 
 
+class AdapterScale(Fields):
+    """How much an adapter counts, by its number in `/lora-adapters`."""
+
+    id: int = Field(ge=0)
+    scale: float = Field(allow_inf_nan=False)
+
+
 class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SAMPLING)):  # type: ignore[misc] # made of the options
     """Fields with the same meaning for every endpoint and for `Engine.submit`; omitted ones follow the server's flags."""
 
@@ -147,6 +154,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
     constraint: str | GivenDeep | None = None
     speculative: bool | GivenDeep | None = Field(None, description="false, or options by drafter; see Drafters")
     store: bool | None = Field(None, description="false: --collect does not keep the request")
+    lora: list[AdapterScale] | None = Field(None, description="how much each adapter counts, others not at all; as loaded")
     receipt: bool | None = Field(
         None, description="tell a receipt of the answer beside its timings, by which it can be checked"
     )
@@ -179,6 +187,8 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
         params = {name: value for name in _ENGINE_NAMES if (value := getattr(self, name)) is not None}
         if self.samplers is not None:
             params["samplers"] = [name for name in dict.fromkeys(self.samplers) if name != _OFF_SAMPLER]
+        if self.lora is not None:
+            params["lora"] = [dict(each) for each in self.lora]
         return params | ({"slot": self.id_slot} if self.id_slot >= 0 else {})
 
     def over(self, params: dict[str, Any]) -> dict[str, Any]:

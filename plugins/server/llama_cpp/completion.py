@@ -79,7 +79,7 @@ def generation_settings(server: Server, params: dict[str, Any]) -> dict[str, Any
         "adaptive_target": -1.0,  # off, as it always is
         "adaptive_decay": 0.9,
         "min_keep": 0,
-        "lora": [],
+        "lora": params.get("lora") or [],
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": [],

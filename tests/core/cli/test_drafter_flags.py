@@ -133,7 +133,7 @@ def test_what_comes_later_counts():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("--lora x", "--lora: augury applies no adapters"),
+        ("--control-vector x", "--control-vector: augury applies no control vectors"),
         ("-md x", "has no flag -md"),
         ("--ctx-sise 9", "did you mean '--ctx-size'"),
         ("2048", "'2048' was not expected here"),

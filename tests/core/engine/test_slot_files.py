@@ -77,7 +77,7 @@ def damaged(data):
     yield b"", "no saved slot"
     yield data[:20], "no saved slot"
     yield b"GGUF" + data[4:], "no saved slot"
-    yield data[:8] + b"\x07" + data[9:], "version 7, expected 2"
+    yield data[:8] + b"\x07" + data[9:], "version 7, expected 3"
     for at in range(12, len(data), max(len(data) // 40, 1)):
         yield data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :], "damaged"
 

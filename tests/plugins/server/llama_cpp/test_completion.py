@@ -172,7 +172,7 @@ def test_a_bias_forbids_tokens_by_text(client):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"lora": [{"id": 0, "scale": 1.0}]}, "lora is"),
+        ({"lora": [{"id": 0, "scale": 1.0}]}, "lora names adapter 0, there are none"),
         ({"n_predikt": 1}, "n_predikt"),
         ({"prompt": []}, "empty list"),
         ({"prompt": [1, [2]]}, "tokens beside whole prompts"),

@@ -35,9 +35,9 @@ def test_an_answer_without_a_limit_has_room(client):
     assert found["tokens_predicted"] > 64
 
 
-def test_adapters_are_refused_by_name(client):
+def test_adapters_that_are_not_there_are_refused(client):
     answer = client.post("/infill", json=FIM | {"lora": [{"id": 0, "scale": 0.5}]})
-    assert (answer.status_code, "lora is" in answer.json()["error"]["message"]) == (400, True)
+    assert (answer.status_code, "lora names adapter 0" in answer.json()["error"]["message"]) == (400, True)
 
 
 def test_llama_vscode_edits_by_chat(client):
