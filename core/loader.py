@@ -15,7 +15,8 @@ from attrs import define, evolve, field
 from augury.blocks import Integers
 from augury.blocks.adapted import with_adapters
 from augury.devices import CPU
-from augury.engine.context import CheckedContext, EngineContext
+from augury.engine.checked_context import CheckedContext
+from augury.engine.context import EngineContext
 from augury.engine.mtp_states import MtpStates
 from augury.engine.prompt_cache import PromptCache
 from augury.engine.prompt_files import prompt_files

@@ -17,7 +17,8 @@ import attrs
 from augury.devices import Placement
 from augury.engine.adapters import Adapters
 from augury.engine.channel import Channel
-from augury.engine.context import EngineContext, EngineTarget
+from augury.engine.checked_context import EngineTarget
+from augury.engine.context import EngineContext
 from augury.engine.evaluation import Evaluations
 from augury.engine.loop import Loop
 from augury.engine.receipts import Receipts

@@ -12,7 +12,7 @@ from augury import Registry
 from augury.batch import Batch
 from augury.drafters.model.draft_runner import DraftRequest
 from augury.drafters.model.mtp_runner import MtpRunner
-from augury.engine.context import EngineTarget
+from augury.engine.checked_context import EngineTarget
 from augury.engine.session import EngineSession
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress

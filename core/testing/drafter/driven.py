@@ -13,7 +13,7 @@ import numpy as np
 from attrs import Factory, define, frozen
 
 from augury.engine.channel import Channel
-from augury.engine.context import EngineTarget
+from augury.engine.checked_context import EngineTarget
 from augury.engine.loop import Loop
 from augury.engine.request import make_request
 from augury.engine.sequence import RunningSequence

@@ -4,7 +4,8 @@ import attrs
 import numpy as np
 import pytest
 
-from augury.engine.context import CheckedContext, EngineContext, EngineTarget
+from augury.engine.checked_context import CheckedContext, EngineTarget
+from augury.engine.context import EngineContext
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.options import NoOptions
 from augury.plugins.memory.contiguous import Contiguous

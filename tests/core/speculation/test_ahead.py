@@ -8,7 +8,7 @@ import pytest
 from oracles.planner_scenarios import choice_of, request_of, slot_of
 from support.toys import planner_of, toy_engine
 
-from augury.engine.context import EngineTarget
+from augury.engine.checked_context import EngineTarget
 from augury.engine.engine import Engine
 from augury.errors import OptionError
 from augury.interfaces import Ask, Drafter, DrafterTraits

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.toys import ScriptedDrafter, planner_of, toy_engine
 
-from augury.engine.context import EngineTarget
+from augury.engine.checked_context import EngineTarget
 from augury.engine.engine import Engine
 from augury.interfaces import DrafterTraits
 from augury.speculation.costs import PassCosts, PassTime
