@@ -80,6 +80,8 @@ class Connection:
         end = None if timeout_s is None else monotonic() + timeout_s
         while True:
             ready = dict(self._poller.poll(None if end is None else max(end - monotonic(), 0) * 1000))
+            if self._monitor in ready:  # before an answer: it may be that of another node, to which the socket went on
+                self._heed()
             if self._socket in ready:
                 answer = Message.of(self._socket.recv_multipart())
                 if answer.kind == "error":
@@ -87,9 +89,7 @@ class Connection:
                 if answer.kind != "done":
                     continue  # the node sees who is still there
                 return answer
-            if self._monitor in ready:
-                self._heed()
-            elif not ready:
+            if not ready:
                 return None
 
     def _heed(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from attrs import define
 from augury.backends.remote.backend import SENT_OPTIONS, plan_digest, versions
 from augury.backends.remote.connection import tune, zmq_library
 from augury.backends.remote.wire import Message, WireError, batch_of, spec_facts
-from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.files.models import open_model
 from augury.files.quantized import quantized
 from augury.interfaces import Model, Progress
@@ -200,10 +201,11 @@ class Node:
             whole = plan_of(file, self._registry, name)
             whole = whole if options.window is None else whole.with_window(options.window)
             for plan in (whole, whole.without_mtp()):
-                part = plan.for_context(options.n_ctx)
-                part = part if span is None else part.stage(*span)
-                if plan_digest(part) == wanted:
-                    return file, part, options
+                with suppress(UnsupportedError, CapacityError):  # another one may be meant
+                    part = plan.for_context(options.n_ctx)
+                    part = part if span is None else part.stage(*span)
+                    if plan_digest(part) == wanted:
+                        return file, part, options
         raise UnsupportedError(f"{file.path} has another plan here; install the same plugins on both machines")
 
     def _file(self, reference: str, digest: str, quant: str) -> ModelFile:
