@@ -21,6 +21,7 @@ from augury.errors import (
     QueueFullError as QueueFullError,
     UnsupportedError as UnsupportedError,
 )
+from augury.extras import install_command as install_command
 from augury.files.atomic_file import (
     AtomicFile as AtomicFile,
     is_being_written as is_being_written,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from augury.devices import DeviceInfo
+from augury.extras import install_command
 from augury.files.cache import cache_folder
 from augury.memory_limit import n_bytes_of_machine
 
@@ -18,7 +19,7 @@ LEAST_CAPABILITY = (8, 0)  # max.NaN, and loads that leave L1 alone
 _LEAST_DRIVER = 13000  # of CUDA 13.0, as cuDriverGetVersion tells it: earlier ones refuse machine code of its linker
 _MAJOR, _MINOR = 75, 76  # attributes of a device, as cuda.h numbers them
 _NAME_BYTES = 128
-INSTALL = "pip install 'augury[cuda]'"
+INSTALL = install_command("cuda")
 
 
 def is_simulated() -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.backends.remote.wire import FRAME_BYTES, Message
 from augury.errors import AuguryError, CapacityError, LostDeviceError, ModelFileError, OptionError, UnsupportedError
+from augury.extras import install_command
 
 if TYPE_CHECKING:
     import zmq
@@ -25,7 +26,7 @@ def zmq_library() -> Any:
     try:
         import zmq
     except ImportError:
-        raise UnsupportedError("nodes need pyzmq, which is not installed; pip install 'augury[nodes]'") from None
+        raise UnsupportedError(f"nodes need pyzmq, which is not installed; {install_command('nodes')}") from None
     return zmq
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.errors import OptionError
+from augury.extras import install_command
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -56,7 +57,7 @@ def require_hypothesis() -> None:
     try:
         import hypothesis  # noqa: F401 - the checks import it where they use it
     except ImportError:
-        raise OptionError("augury.testing tries many scripts and needs hypothesis: pip install 'augury[testing]'") from None
+        raise OptionError(f"augury.testing tries many scripts and needs hypothesis: {install_command('testing')}") from None
 
 
 def hypothesis_settings(n_examples: int) -> settings:

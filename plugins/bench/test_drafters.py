@@ -16,6 +16,7 @@ import pytest
 from augury import Engine, Registry
 from augury.cli import Prompt
 from augury.errors import AuguryError
+from augury.extras import install_command
 from augury.plugins.bench.machine import run_facts
 from augury.plugins.bench.pair_stats import PairStats, drafter_label
 from augury.plugins.bench.paired_runs import Pair, PairedRuns
@@ -31,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A benchmark for every drafter, prompt and state of the drafter."""
     option = metafunc.config.getoption
     if not metafunc.config.pluginmanager.hasplugin("benchmark"):
-        raise pytest.UsageError("comparisons need pytest-benchmark; install augury with it: pip install 'augury[testing]'")
+        raise pytest.UsageError(f"comparisons need pytest-benchmark; install augury with it: {install_command('testing')}")
     prompts = _workload(metafunc.config)
     specs = list(dict.fromkeys(option("augury_drafter")))
     registry = Registry.discover()

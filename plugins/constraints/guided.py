@@ -19,6 +19,7 @@ import numpy as np
 
 from augury.constraint import Constraint, ConstraintSession
 from augury.errors import OptionError, PluginError, UnsupportedError
+from augury.extras import install_command
 
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
@@ -47,7 +48,7 @@ class Guided(Constraint):
             from llguidance import LLMatcher, LLParserLimits
         except ImportError as error:
             message = f"constraint {self.name} needs the package llguidance ({error})"
-            raise PluginError(f"{message}; install it: pip install 'augury[constraints]'") from None
+            raise PluginError(f"{message}; install it: {install_command('constraints')}") from None
         tokens = session.shared(("llguidance", session.n_vocab), lambda: _Tokens(tokenizer, session.n_vocab))
         self._forces: bool = tokens.can_spell
         grammar = self.grammar() if self._forces else _unforced(self.grammar())

@@ -28,6 +28,7 @@ from augury.cli import (
     say,
 )
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
+from augury.extras import install_command
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.memory_limit import n_bytes_of_machine
@@ -134,7 +135,7 @@ def _check_flags(args: argparse.Namespace) -> None:
         found = "both" if args.file else "neither"
         raise OptionError(f"{found} of -f and --prompts; give texts with -f, or prompts for the model to answer with --prompts")
     if find_spec("jax") is None:
-        raise UnsupportedError("learning needs jax, which is not installed; the extra has it: pip install 'augury[learn]'")
+        raise UnsupportedError(f"learning needs jax, which is not installed; the extra has it: {install_command('learn')}")
     _check_output(args.output)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from augury import Registry
 from augury.errors import AuguryError, UnsupportedError
+from augury.extras import install_command
 
 LOCAL = "local"
 _ENVIRONMENT = {  # of Ray, where the user says nothing else
@@ -24,7 +25,7 @@ _OBJECT_BYTES = 80 << 20  # of the memory for objects, of which prompts and toke
 def check_ray(what: str) -> None:
     """Raises UnsupportedError where Ray is not installed; `what` begins the message, as in "--ray needs"."""
     if find_spec("ray") is None:
-        raise UnsupportedError(f"{what} ray, not installed here; install the extra: pip install 'augury[ray]'")
+        raise UnsupportedError(f"{what} ray, not installed here; install the extra: {install_command('ray')}")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 

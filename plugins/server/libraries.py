@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from augury.errors import UnsupportedError
+from augury.extras import install_command
 
 _LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -12,5 +13,5 @@ _LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 def check_libraries(what: str) -> None:
     """Raises UnsupportedError where one is not installed; `what` begins the message, as in "the server needs"."""
     if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
-        advice = "install the extra: pip install 'augury[server]'"
+        advice = f"install the extra: {install_command('server')}"
         raise UnsupportedError(f"{what} {' and '.join(missing)}, not installed here; {advice}")

@@ -64,6 +64,12 @@ def test_kernels_import_arrays_and_other_kernels_only(path):
     assert not strange
 
 
+def test_libraries_of_which_unexported_parts_are_used_have_an_upper_bound():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (found,) = (each for each in extras["server"] if each.startswith("uvicorn"))
+    assert ",<" in found, "`Connection` is uvicorn's H11Protocol with limits"
+
+
 def test_the_architecture_page_draws_every_folder_and_what_is_at_the_top_of_the_core():
     (tree,) = re.findall(r"^## Layout\n+```\n(.*?)^```", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE | re.DOTALL)
     folders = {path.name for folder in FOLDERS for path in (ROOT / folder).iterdir() if (path / "__init__.py").exists()}

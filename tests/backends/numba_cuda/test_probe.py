@@ -9,6 +9,7 @@ import pytest
 from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, probe
 from augury.errors import UnsupportedError
+from augury.extras import install_command
 from augury.loader import make_backend
 
 PACKAGES = ("numba_cuda", "cuda.bindings", "cuda.core", "nvidia", "greenlet")
@@ -102,11 +103,11 @@ def test_each_thing_that_is_missing_is_named(machine, monkeypatch):
     machine.driver = None
     assert told() == "there is no NVIDIA driver (libcuda.so.1); install one, of CUDA 13 or later"
     machine.compiler.unlink()
-    assert told().startswith("there is no libnvvm, which compiles kernels; pip install 'augury[cuda]'")
+    assert told().startswith(f"there is no libnvvm, which compiles kernels; {install_command('cuda')}")
     machine.packages.remove("cuda.core")
-    assert told() == "cuda.core is not installed; pip install 'augury[cuda]'"
+    assert told() == f"cuda.core is not installed; {install_command('cuda')}"
     machine.packages.clear()
-    assert told() == "numba_cuda is not installed; pip install 'augury[cuda]'"
+    assert told() == f"numba_cuda is not installed; {install_command('cuda')}"
     monkeypatch.setenv(probe.SIMULATOR, "1")
     assert told() == "NUMBA_ENABLE_CUDASIM is 1, but greenlet is not installed; pip install greenlet"
 

@@ -19,6 +19,7 @@ from support.commands import here, run
 from support.servers import serving
 
 from augury.errors import AuguryError
+from augury.extras import install_command
 from augury.plugins.server import libraries
 from augury.plugins.server.app import make_app
 from augury.plugins.server.models import Models
@@ -386,7 +387,7 @@ def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypa
     monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "uvicorn" else name)
     code, _, err = run(capsys, "serve", *here())
     assert (code, err.count("\n")) == (1, 1)
-    assert "the server needs uvicorn, not installed here; install the extra: pip install 'augury[server]'" in err
+    assert f"the server needs uvicorn, not installed here; install the extra: {install_command('server')}" in err
 
 
 @pytest.mark.parametrize(
