@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -69,3 +70,17 @@ def test_files_that_commands_for_docker_name_are_there():
     named = re.findall(r"docker (?:build|compose) -f (\S+)", pages)
     assert len(named) == pages.count("docker build") + pages.count("docker compose")
     assert all((ROOT / name).is_file() for name in named)
+
+
+def test_a_release_is_built_and_checked_before_it_is_published_and_needs_one_secret():
+    text = (ROOT / ".github/workflows/release.yml").read_text()
+    steps = [step["run"] for step in yaml.safe_load(text)["jobs"]["publish"]["steps"] if "run" in step]
+    assert [step for step in steps if re.match(r"python -m (build|twine)", step)] == [
+        "python -m build",
+        "python -m twine check --strict dist/*",
+        "python -m twine upload dist/*",
+    ]
+    assert re.findall(r"secrets\.(\w+)", text) == ["PYPI_TOKEN"]
+    version = re.search(r'python -c (.*?)\)" =', next(step for step in steps if "GITHUB_REF_NAME" in step))[1]
+    told = subprocess.run([sys.executable, "-c", *shlex.split(version)], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
