@@ -29,7 +29,7 @@ from augury.cli import load_texts
 from augury.engine.channel import Channel
 from augury.engine.params import PromptProgress
 from augury.engine.stats import EngineStats
-from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.plugins.ray import cluster, replica, routing
 from augury.plugins.server import server as served
@@ -174,12 +174,14 @@ class Replicas:
 
     def _seen(self) -> list[Any]:
         async def ask() -> list[Any]:
-            found = await self._handle.broadcast("seen").results_async(timeout_s=_PATIENCE_S, return_exceptions=True)
+            found: list[Any] = []
+            with suppress(RayServeException, TimeoutError):  # there is none just now
+                found = await self._handle.broadcast("seen").results_async(timeout_s=_PATIENCE_S, return_exceptions=True)
             return sorted((each for each in found if isinstance(each, tuple)), key=lambda each: str(each[0]))
 
         seen: list[Any] = self._wait(ask())
         if not seen:
-            raise AuguryError("no replica is there; try again")
+            raise CapacityError("no replica is there; try again")
         return seen
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
