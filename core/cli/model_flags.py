@@ -371,6 +371,8 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[tuple[Model, 
     Raises:
         AuguryError: As loading does.
     """
+    if args.lora:
+        raise OptionError("--lora: this command measures a model without adapters; leave it out")
     configure_logging(verbosity=args.verbose)
     backend = make_backend(args.registry, args.backend)
     options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v, placement=placement_of(args))

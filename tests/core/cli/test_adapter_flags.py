@@ -5,7 +5,7 @@ from oracles import adapters
 from oracles.models import tiny_model
 
 from augury.cli.command_line import make_parser
-from augury.cli.model_flags import adapters_of, load_engine
+from augury.cli.model_flags import adapters_of, load_engine, loaded_model
 from augury.errors import OptionError
 from augury.registry import Registry
 
@@ -32,3 +32,9 @@ def test_a_model_is_loaded_with_the_adapters_of_the_flags():
         assert [(each.path, scale) for each, scale in zip(engine.adapters.loaded, engine.adapters.scales, strict=True)] == [
             (file, 0.5)
         ]
+
+
+def test_a_command_that_measures_a_model_alone_refuses_adapters():
+    args = parsed("-m", tiny_model("llama-dense"), "--lora", "a.gguf")
+    with pytest.raises(OptionError, match="--lora: this command measures a model without adapters"), loaded_model(args, 32):
+        pass
