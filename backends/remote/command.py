@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
+from augury.backends.remote.keys import KEY_FILE, secret_key
 from augury.cli import configure_logging, count, say
 from augury.registry import Registry
 
@@ -21,6 +24,13 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
     parser.add_argument("--backend", default="auto", metavar="NAME", help="what computes: see augury plugins (default: auto)")
     parser.add_argument("-t", "--threads", type=count(least=1), metavar="N", help="threads (default: one per physical core)")
     parser.add_argument(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help=f"a file with the key that engines must have, made where there is none; they name their copy in {KEY_FILE} "
+        "(default: everyone who reaches the address may connect)",
+    )
+    parser.add_argument(
         "--delay-ms",
         type=count(least=0),
         default=0,
@@ -35,8 +45,12 @@ def _run(args: argparse.Namespace) -> int:
     from augury.backends.remote.node import Node
 
     configure_logging(verbosity=args.verbose)
-    how = {"backend": args.backend, "threads": args.threads, "delay_s": args.delay_ms / 1000}
+    key = None if args.key is None else secret_key(args.key, may_make=True)
+    how = {"backend": args.backend, "threads": args.threads, "delay_s": args.delay_ms / 1000, "key": key}
     node = Node(args.listen, registry=args.registry, **how)
+    host = node.address.rpartition(":")[0].strip("[]")
+    if key is None and not ip_address(host).is_loopback:
+        say(f"everyone who reaches {node.address} may use this machine; --key FILE lets only those who have the key")
     say(f"listening on {node.address}; engines name it as --device CPU,node:{node.address},CPU")
     node.run()
     return 0

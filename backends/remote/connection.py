@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from augury.backends.remote.keys import known_key, lock, zmq_library
 from augury.backends.remote.wire import FRAME_BYTES, Message
 from augury.errors import AuguryError, CapacityError, LostDeviceError, ModelFileError, OptionError, UnsupportedError
-from augury.extras import install_command
 
 if TYPE_CHECKING:
     import zmq
@@ -15,19 +15,6 @@ if TYPE_CHECKING:
 _BEAT_MS = 1000  # between signs of life, which the other side's library answers while it computes
 _SILENCE_MS = 2500  # after one of them, until the other side counts as gone: 3.5 s in all
 _ERRORS = {kind.__name__: kind for kind in (AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError)}
-
-
-def zmq_library() -> Any:
-    """The library ZeroMQ, imported when a node is asked for.
-
-    Raises:
-        UnsupportedError: It is not installed.
-    """
-    try:
-        import zmq
-    except ImportError:
-        raise UnsupportedError(f"nodes need pyzmq, which is not installed; {install_command('nodes')}") from None
-    return zmq
 
 
 def tune(socket: zmq.Socket[bytes], address: str) -> None:
@@ -50,7 +37,10 @@ class Connection:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         tune(self._socket, address)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        if (key := known_key()) is not None:
+            lock(self._socket, key, is_node=False)
+        failures = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | failures)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)

@@ -16,7 +16,8 @@ import numpy as np
 from attrs import define
 
 from augury.backends.remote.backend import SENT_OPTIONS, plan_digest, versions
-from augury.backends.remote.connection import tune, zmq_library
+from augury.backends.remote.connection import tune
+from augury.backends.remote.keys import Doorkeeper, lock, zmq_library
 from augury.backends.remote.wire import Message, WireError, batch_of, spec_facts
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.files.models import open_model
@@ -52,7 +53,14 @@ class Node:
     """Computes layers for those who connect, until it is told to stop."""
 
     def __init__(
-        self, listen: str, *, registry: Registry, backend: str = "auto", threads: int | None = None, delay_s: float = 0.0
+        self,
+        listen: str,
+        *,
+        registry: Registry,
+        backend: str = "auto",
+        threads: int | None = None,
+        delay_s: float = 0.0,
+        key: bytes | None = None,
     ) -> None:
         """Listen.
 
@@ -62,6 +70,7 @@ class Node:
             backend: What computes, see `make_backend`.
             threads: None for as many as there are physical cores.
             delay_s: So much later each answer is sent, as over a longer way.
+            key: That all who connect must have; None: everyone may.
 
         Raises:
             OptionError: It is no address of this machine, or taken.
@@ -80,6 +89,9 @@ class Node:
         self._socket = self._context.socket(zmq.ROUTER)
         tune(self._socket, listen)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # to see who is gone
+        self._door = None if key is None else Doorkeeper(self._context, key)
+        if key is not None:
+            lock(self._socket, key, is_node=True)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         host, _, port = listen.rpartition(":")
         try:
@@ -118,6 +130,8 @@ class Node:
         for who in [*self._loaded]:
             self._drop(who)
         if not self._socket.closed:
+            if self._door is not None:
+                self._door.stop()
             self._socket.disable_monitor()
             self._context.destroy(linger=0)
 
