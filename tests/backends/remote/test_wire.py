@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import zmq
+from attrs import evolve
 from hypothesis import given, strategies as st
 from oracles.models import tiny_model
 from oracles.passes import run_of
@@ -14,7 +15,7 @@ from augury import Registry
 from augury.backends.remote import RemoteBackend, RemoteOptions
 from augury.backends.remote.backend import hello, request_of, versions
 from augury.backends.remote.wire import Message, WireError
-from augury.errors import LostDeviceError
+from augury.errors import LostDeviceError, UnsupportedError
 from augury.files.models import open_model
 from augury.interfaces import Progress
 from augury.loader import plan_of
@@ -55,6 +56,12 @@ def talk(node):
 def load_message():
     file = open_model(tiny_model("llama-dense"), REGISTRY, Progress())
     return request_of("load", file, plan_of(file, REGISTRY), OPTIONS)
+
+
+def test_a_node_is_asked_for_no_adapters():
+    file = open_model(tiny_model("llama-dense"), REGISTRY, Progress())
+    with pytest.raises(UnsupportedError, match="nodes compute no adapters; load the model without them"):
+        request_of("load", file, evolve(plan_of(file, REGISTRY), n_adapters=1), OPTIONS)
 
 
 def batch(**arrays):
