@@ -137,7 +137,7 @@ class EngineContext(Context):
 
     def end(self, slot: int) -> None:
         self.memory.end(slot)
-        if self.memory.room(slot) == self.spec.n_ctx:  # nothing of it is to be found again
+        if self.mtp is not None and self.memory.room(slot) == self.spec.n_ctx:  # nothing of it is to be found again
             self._forget_heads(slot)
         if self.prompt_cache is not None:
             self.prompt_cache.keep(slot, self.variant(slot))

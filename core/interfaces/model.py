@@ -43,7 +43,7 @@ class Model(SlotStates, ABC):
     """Whether `forward` only begins a pass, on a device of its own, so that the CPU is free to draft until `Pass.wait`."""
 
     is_elsewhere: bool = False
-    """Whether another machine computes some of it: `forward` waits for that, and this one's CPU is free meanwhile."""
+    """Whether another machine computes some of it. `forward` waits for that, and this one's CPU is free meanwhile."""
 
     chain_rows: int = 0
     """How many rows of logits the passes of a `forward_chain` may have together for it to be waited for once. 0, the default:
@@ -99,7 +99,7 @@ class Model(SlotStates, ABC):
 
     @property
     def is_lost(self) -> bool:
-        """Whether a device is gone, as another machine may be: passes raise `LostDeviceError`. By default it cannot be."""
+        """Whether a device is gone, as another machine may be. Then passes raise `LostDeviceError`. By default it cannot be."""
         return False
 
     def regain(self, wait_s: float) -> bool:  # noqa: ARG002 - for models that can
@@ -165,7 +165,7 @@ class Backend(Plugin, ABC):
 
     @property
     def computed_by(self) -> str:
-        """The name of the backend whose kernels compute it: stages of the same name have one instruction set."""
+        """The name of the backend whose kernels compute it. Stages of the same name have one instruction set."""
         return self.name
 
     @abstractmethod

@@ -163,7 +163,8 @@ for project in projects:
 COMMANDS = """
 import io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
-from augury.cli.command_line import main
+from pkgutil import resolve_name
+main = resolve_name("augury.cli.command_line:main")
 ended = []
 for plugins, words in json.loads(sys.argv[1]):
     os.environ["AUGURY_PLUGINS"] = plugins
