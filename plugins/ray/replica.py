@@ -13,6 +13,7 @@ from ray import serve
 
 from augury import Result, Running
 from augury.cli import load_engine
+from augury.engine.adapters import Adapters
 from augury.errors import AuguryError
 from augury.plugins.ray import cluster
 from augury.plugins.server import metrics
@@ -38,8 +39,10 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
 
     def facts(self) -> dict[str, Any]:
-        """What is the same of all replicas: attributes of the engine."""
-        return {name: getattr(self._engine, name) for name in ("info", "config", "load_s")}
+        """What is the same of all replicas: attributes of the engine, of adapters without their numbers."""
+        found = self._engine.adapters
+        adapters = Adapters([evolve(each, matrices={}) for each in found.loaded], found.scales)
+        return {**{name: getattr(self._engine, name) for name in ("info", "config", "load_s")}, "adapters": adapters}
 
     async def answer(self, tokens: np.ndarray, params: Mapping[str, Any], *, has_progress: bool) -> AsyncIterator[Pieces]:
         """Answer a prompt; nothing is yielded first, when the request is accepted.

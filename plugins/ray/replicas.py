@@ -26,6 +26,7 @@ from ray.serve.exceptions import RayServeException
 
 from augury import Result, Running, Token
 from augury.cli import load_texts
+from augury.engine.adapters import Adapters
 from augury.engine.channel import Channel
 from augury.engine.params import PromptProgress
 from augury.engine.stats import EngineStats
@@ -46,13 +47,14 @@ class Replicas:
     """The part of `Engine` that the server uses, and what it means of several.
 
     Attributes:
-        info, config, load_s: Those of any replica.
+        info, config, load_s, adapters: Those of any replica.
         tokenizer, chat_template: Of the model; prompts are encoded here.
     """
 
     info: Any
     config: Any
     load_s: float
+    adapters: Adapters
 
     def __init__(self, args: argparse.Namespace, template: str | None, progress: Progress) -> None:
         """Start the replicas, and wait until all are there.
@@ -88,6 +90,8 @@ class Replicas:
         )
         if params.get("slot") is not None:
             raise OptionError("slot is given, but replicas have slots of their own; leave it out")
+        if params.get("lora") is None and self.adapters.loaded:
+            params["lora"] = Adapters.listed(self.adapters.scales)
         seed = params.pop("seed", None)
         seed = secrets.randbits(63) if seed is None else seed
         tokens, text = np.asarray(ids, np.int32), prompt if isinstance(prompt, str) else None
@@ -103,6 +107,10 @@ class Replicas:
                 each.cancel()
             raise
         return [each.running for each in answers]
+
+    def scale_adapters(self, lora: Sequence[Mapping[str, Any]]) -> None:
+        """See `Engine.scale_adapters`."""
+        self.adapters.scales = self.adapters.choose(lora)
 
     async def aembed(self, texts: Sequence[Any], **how: Any) -> Any:
         """See `Engine.aembed`."""

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from oracles.adapters import adapter
 from oracles.models import tiny_model
 from support.commands import here, run
 from support.servers import serving
@@ -22,13 +23,15 @@ WAYS = ({"temperature": 0}, {"seed": 5}, {"seed": 6, "mirostat": 2}, {"seed": 7,
 
 @pytest.fixture(scope="module")
 def engine():
-    with Engine.load(tiny_model("llama-dense"), backend="reference", threads=1, n_ctx=N_CTX, slots=4) as found:
+    lora = {adapter("llama-dense", 0): 0.0}
+    with Engine.load(tiny_model("llama-dense"), backend="reference", threads=1, n_ctx=N_CTX, slots=4, lora=lora) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def server(nodes):
     words = ["-c", N_CTX, "-np", 4, "--replicas", 2, "--ray", nodes.address, "--metrics"]
+    words += ["--lora", f"{adapter('llama-dense', 0)}:0"]
     with serving(*here(), *words, is_loaded=False) as found:
         found.wait_for("is ready, loaded in")
         yield found
@@ -107,6 +110,22 @@ def test_the_server_s_interfaces_answer_as_over_an_engine(engine, server):
     assert (long.status_code, "tokens" in long.json()["error"]["message"]) == (400, True)
     wrong = server.client.post("/completion", json={"prompt": [999]})
     assert (wrong.status_code, "999" in wrong.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.ray
+def test_adapters_count_in_all_replicas_as_the_server_is_told(engine, server):
+    def asked(**body):
+        body = {"prompt": prompt(4), "n_predict": 6, "temperature": 0, "return_tokens": True, **body}
+        return server.client.post("/completion", json=body).json()["tokens"]
+
+    one = [{"id": 0, "scale": 20.0}]
+    plain, adapted = (expected(engine, prompt=prompt(4), n_predict=6, temperature=0, lora=lora) for lora in ([], one))
+    assert plain != adapted
+    assert (asked(), asked(lora=one)) == (plain, adapted)
+    for scales, tokens in ((one, adapted), ([], plain)):
+        assert server.client.post("/lora-adapters", json=scales).json() == {"success": True}
+        assert asked() == tokens
+    assert [each["scale"] for each in server.client.get("/lora-adapters").json()] == [0]
 
 
 @pytest.mark.ray
