@@ -3,6 +3,7 @@
 from augury.batch import Reservation as Reservation
 from augury.cli import *
 from augury.constraint import Constraint as Constraint, ConstraintSession as ConstraintSession
+from augury.engine.adapters import Adapters as Adapters
 from augury.engine.channel import Channel as Channel
 from augury.engine.params import PromptProgress as PromptProgress
 from augury.engine.stats import (
