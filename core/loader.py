@@ -169,7 +169,8 @@ def _lack_of_mtp(registry: Registry, file: ModelFile, plan: ModelPlan, device: B
     if device.computes_mtp:
         unasked = f"the {what} were not loaded, as no drafter in use has `uses_mtp`, or names one that has in `wrapped`"
         return "" if is_wanted else f"{file.path}: {unasked}"
-    able = " or ".join(sorted(each.name for each in registry.backends.values() if each.computes_mtp))
+    usable = (each for each in registry.backends.values() if each.unavailable_reason() is None)
+    able = " or ".join(sorted(each.name for each in usable if each.computes_mtp))
     return f"{what} are not computed by backend {device.title}, expected {able or 'another'}; use that, or leave {drafter} out"
 
 

@@ -224,15 +224,24 @@ def add_adapter_flags(group: Any) -> None:
     """Add the flags of adapters, in llama.cpp's words."""
     group.add_argument(
         "--lora",
-        "--lora-scaled",
         action="append",
         default=[],
         metavar="FILE[:SCALE]",
         help="an adapter (LoRA) that is added to the model, may be repeated; requests may give it another scale (default: 1)",
     )
     group.add_argument(
+        "--lora-scaled", action="append", dest="lora", type=_scaled, metavar="FILE:SCALE", help="the same, with a scale"
+    )
+    group.add_argument(
         "--lora-init-without-apply", action="store_true", help="adapters count nothing until a request gives them a scale"
     )
+
+
+def _scaled(text: str) -> str:
+    """A value of `--lora-scaled`; ik_llama.cpp has the scale as a word of its own, which would be read as a prompt here."""
+    if ":" not in text:
+        raise argparse.ArgumentTypeError("FILE:SCALE")
+    return text
 
 
 def adapters_of(args: argparse.Namespace) -> list[tuple[str, float]]:

@@ -25,6 +25,11 @@ def test_each_adapter_has_its_scale_and_commas_separate_them(tmp_path):
         adapters_of(parsed("--lora", "a.gguf:x"))
 
 
+def test_a_scale_that_is_a_word_of_its_own_is_no_prompt():
+    with pytest.raises(OptionError, match="--lora-scaled is 'a.gguf', expected FILE:SCALE"):
+        parsed("--lora-scaled", "a.gguf", "0.5")
+
+
 def test_a_model_is_loaded_with_the_adapters_of_the_flags():
     file = adapters.adapter("llama-dense", 0)
     args = parsed("-m", tiny_model("llama-dense"), "--backend", "reference", "-c", 32, "--lora", f"{file}:0.5")

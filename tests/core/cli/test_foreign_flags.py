@@ -54,7 +54,7 @@ def test_every_flag_takes_as_many_values_as_there(command):
             found = FOREIGN_FLAGS[name].n_values
         if found != n_values:
             differing.add(name)
-    assert differing == set()
+    assert differing <= {"--lora-scaled"}  # whose scale is a word of its own in ik_llama.cpp, which is told to whoever types it
 
 
 def test_an_ignored_flag_takes_its_value_and_nothing_more(capsys):

@@ -167,7 +167,10 @@ def test_counts_may_be_written_as_numbers_with_a_point(engine):
         ({"stop_tokens": [3]}, "no parameter 'stop_tokens'; did you mean 'stop_token_ids'"),
         ({"tool": []}, "no parameter 'tool'; did you mean 'tools'"),
         ({"logit_processors": []}, "did you mean 'logits_processors'"),
-        ({"zzz": 1}, "no parameter 'zzz'; known: .*logit_bias, logprobs, max_tokens, messages,.*n_keep, post_sampling_probs"),
+        (
+            {"zzz": 1},
+            "no parameter 'zzz'; known: .*logit_bias, logprobs, lora, max_tokens, messages,.*n_keep, post_sampling_probs",
+        ),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(engine, params, message):

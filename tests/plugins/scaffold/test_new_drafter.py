@@ -56,7 +56,7 @@ def test_the_drafter_that_it_writes_keeps_contracts(new_drafter, tmp_path, check
 
 def test_the_guide_shows_what_it_writes(new_drafter, tmp_path):
     _, out, _ = new_drafter("trail")
-    (shown,) = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    shown, *_ = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     assert shown == (tmp_path / "trail/augury_trail.py").read_text()
     assert f"$ augury new-drafter trail\n{out.partition(chr(10) * 2)[0]}\n$ pip install" in GUIDE.read_text()
 

@@ -97,7 +97,7 @@ def smallest(schema, defs):
         return {name: smallest(schema["properties"][name], defs) for name in schema.get("required", ())}
     if schema["type"] == "array":
         return [smallest(schema["items"], defs)] * schema.get("minItems", 0)
-    return {"string": "x", "integer": schema.get("minimum", 0)}[schema["type"]]
+    return {"string": "x", "integer": schema.get("minimum", 0), "number": 0.5}[schema["type"]]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.__module__.rpartition('.')[2]}.{form.__name__}")
