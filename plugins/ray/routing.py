@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ _N_BLOCK = 16  # tokens
 _N_HELD = 1 << 16  # blocks and sessions of a replica that are known: a million tokens, more than slots hold
 _BESIDE = 32  # tokens: what a request that is answered beside others costs them
 _BEFORE = 128  # likewise, of one that is waited for
+_N_ENDED = 64  # requests whose ends are remembered: some end before it is told that they were routed
 
 
 class Router(RequestRouter):  # type: ignore[misc]
@@ -24,7 +25,8 @@ class Router(RequestRouter):  # type: ignore[misc]
         """Begin without knowledge; called by Serve, with the slots of each replica."""
         self._n_slots = n_slots
         self._held = defaultdict[ReplicaID, OrderedDict[int | str, None]](OrderedDict)  # the oldest first
-        self._n_running = Counter[ReplicaID]()
+        self._running = defaultdict[ReplicaID, set[str]](set)
+        self._ended = deque[str](maxlen=_N_ENDED)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -39,7 +41,9 @@ class Router(RequestRouter):  # type: ignore[misc]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:  # noqa: ARG002
         """Note what the replica holds from now on."""
-        self._n_running[replica_id] += 1
+        name = pending_request.metadata.internal_request_id
+        if name not in self._ended:
+            self._running[replica_id].add(name)
         held = self._held[replica_id]
         for name in _names(pending_request):
             held[name] = None
@@ -47,13 +51,16 @@ class Router(RequestRouter):  # type: ignore[misc]
         while len(held) > _N_HELD:
             held.popitem(last=False)
 
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:  # noqa: ARG002
-        """Note that it has a request less."""
-        self._n_running[replica_id] -= 1
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Note that it has a request less; what is asked of all replicas at once ends, too, and was never routed."""
+        if internal_request_id in self._running[replica_id]:
+            self._running[replica_id].remove(internal_request_id)
+        else:
+            self._ended.append(internal_request_id)
 
     def _cost(self, replica: ReplicaID, names: Sequence[int | str]) -> int:
         """Tokens to process until the request is answered, but for a constant."""
-        held, n_running = self._held[replica], self._n_running[replica]
+        held, n_running = self._held[replica], len(self._running[replica])
         has_session = any(isinstance(name, str) and name in held for name in names)
         n_shared = len(names) if has_session else next((i for i, name in enumerate(names) if name not in held), len(names))
         return _BESIDE * n_running + _BEFORE * max(n_running - self._n_slots + 1, 0) - _N_BLOCK * n_shared

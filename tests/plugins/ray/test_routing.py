@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")]  # by Serve
 
 N_SLOTS = 2
+NAMES = map(str, count())
 REPLICAS = [SimpleNamespace(replica_id=name) for name in "abc"]
 
 
@@ -22,7 +24,7 @@ def router():
 
 
 def request(tokens, session=""):
-    metadata = SimpleNamespace(call_method="answer", session_id=session)
+    metadata = SimpleNamespace(call_method="answer", session_id=session, internal_request_id=next(NAMES))
     return SimpleNamespace(args=[tokens], metadata=metadata, routing_context=SimpleNamespace(should_backoff=False))
 
 
@@ -32,9 +34,10 @@ def best(router, *asked):
 
 
 def route(router, name, *asked, is_over=True):
-    router.on_request_routed(request(*asked), name, None)
+    routed = request(*asked)
+    router.on_request_routed(routed, name, None)
     if is_over:
-        router.on_request_completed(name, "")
+        router.on_request_completed(name, routed.metadata.internal_request_id)
 
 
 def test_the_longest_shared_prefix_wins(router):
@@ -49,6 +52,19 @@ def test_what_nobody_holds_goes_to_the_least_loaded_and_ties_are_drawn(router):
     assert {best(router, [i]) for i in range(60)} == {"a", "b", "c"}
     route(router, "a", range(16), is_over=False)
     assert {best(router, [i] * 16) for i in range(60)} == {"b", "c"}
+
+
+def test_ends_of_what_was_not_routed_make_no_replica_look_idle(router):
+    for i in range(100):  # as of metrics, which all replicas that there are are asked for
+        router.on_request_completed("a", f"metrics {i}")
+    assert {best(router, [i]) for i in range(60)} == {"a", "b", "c"}
+
+
+def test_a_request_that_ends_before_it_is_told_of_is_no_load(router):
+    routed = request([1])
+    router.on_request_completed("a", routed.metadata.internal_request_id)
+    router.on_request_routed(routed, "a", None)
+    assert {best(router, [i]) for i in range(60)} == {"a", "b", "c"}
 
 
 def test_a_prefix_is_worth_a_wait_for_as_long_as_it_would_take(router):
