@@ -43,7 +43,7 @@ def scale_of(record, state, t, rank):
 
 
 @kernel(record=LowRankRows)
-def multiply_down(record, state, thread, n_threads):
+def low_rank_down(record, state, thread, n_threads):
     """Low = scale * (down x)."""
     n_ranks, size = record.n_ranks, record.n_in
     n = state.n_tokens * n_ranks
@@ -59,7 +59,7 @@ def multiply_down(record, state, thread, n_threads):
 
 
 @kernel(record=LowRankRows)
-def add_up(record, state, thread, n_threads):
+def low_rank_up(record, state, thread, n_threads):
     """Y += low up; every thread has some columns."""
     n_ranks, size = record.n_ranks, record.n_out
     n_blocks = (size + 15) // 16

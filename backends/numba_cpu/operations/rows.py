@@ -73,7 +73,7 @@ class MultiplyEmitter(OperationEmitter[Multiply]):
 class AddLowRankEmitter(OperationEmitter[AddLowRank]):
     """Adds to products, where they lie, what adapters have for them."""
 
-    kernels = (low_rank.multiply_down, low_rank.add_up)
+    kernels = (low_rank.low_rank_down, low_rank.low_rank_up)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         return {_LOW: 4 * MAX_TOKENS * len(self.operation.low_rank.adapters)}

@@ -25,7 +25,7 @@ def _scale_of(inputs, t, rank, params):
 
 
 @kernel("j", LowRankArgs)
-def multiply_down(inputs, params):
+def low_rank_down(inputs, params):
     """Low = scale * (down x); a warp takes a row."""
     i, rank, t = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:
@@ -41,7 +41,7 @@ def multiply_down(inputs, params):
 
 
 @kernel("j", LowRankArgs)
-def add_up(inputs, params):
+def low_rank_up(inputs, params):
     """Y += low up; a thread takes a value."""
     c, t = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, cuda.blockIdx.y
     if t >= inputs[N_TOKENS] or c >= params.n_out:

@@ -14,7 +14,7 @@ from augury.backends.numba_cuda.kernels.convolution import convolve_block
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.low_rank import LowRankArgs, add_up, multiply_down
+from augury.backends.numba_cuda.kernels.low_rank import LowRankArgs, low_rank_down, low_rank_up
 from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, launches
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
@@ -129,8 +129,8 @@ class AddLowRankEmitter(OperationEmitter[AddLowRank]):
         n_ranks, width = len(low_rank.adapters), operation.y.width
         sizes = {"x_stride": x.width, "y_stride": y.width, "n_in": operation.x.width, "n_out": width}
         params = LowRankArgs(**given, **places, **sizes, n_ranks=n_ranks, n_adapters=low_rank.n_adapters)
-        tape.launch(multiply_down, (n_ranks, tape.size.n_tokens), WARP, params=params)
-        tape.launch(add_up, (-(-width // THREADS), tape.size.n_tokens), THREADS, params=params)
+        tape.launch(low_rank_down, (n_ranks, tape.size.n_tokens), WARP, params=params)
+        tape.launch(low_rank_up, (-(-width // THREADS), tape.size.n_tokens), THREADS, params=params)
 
 
 @EMITTERS.of(Add)
