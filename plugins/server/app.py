@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import metadata
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, get_origin
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
@@ -270,8 +270,8 @@ async def _on_invalid(request: Request, error: Any) -> Response:
     """
     first, *others = sorted(error.errors(), key=lambda each: (-len(each["loc"]), each["type"].endswith("_type")))
     param = _param(first, error.body)
+    form: Any = field.field_info.annotation if (field := request.scope["route"].body_field) else None
     if first["type"] == "extra_forbidden":
-        form = request.scope["route"].body_field.field_info.annotation
         is_top = len(first["loc"]) == 2 and isinstance(form, type) and issubclass(form, Fields)
         meant = _meant(param, form) if is_top else None
         message = f"there is no field {param!r} here; {'leave it out' if meant is None else f'did you mean {meant}?'}"
@@ -280,7 +280,8 @@ async def _on_invalid(request: Request, error: Any) -> Response:
     elif first["type"] == "value_error":  # of a check of our own
         message = str(first["ctx"]["error"])
     elif not param:
-        message = "the body is not a JSON object; send one, with Content-Type: application/json"
+        kind = "a JSON list" if get_origin(form) is list else "a JSON object"
+        message = f"the body is not {kind}; send one, with Content-Type: application/json"
     elif first["type"] == "missing":
         message = f"{param} is missing"
     elif first["type"] == "union_tag_not_found":  # of an object whose type says its form

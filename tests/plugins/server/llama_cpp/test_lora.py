@@ -57,7 +57,10 @@ def test_adapters_are_listed_and_scaled_for_requests_that_do_not_say(ask):
     ("path", "body", "word"),
     [
         ("/lora-adapters", [{"id": 2, "scale": 1}], "names adapter 2, there are 0 to 1"),
-        ("/lora-adapters", [{"id": 0}], "scale"),
+        ("/lora-adapters", [{"id": 0}], "0.scale is missing"),
+        ("/lora-adapters", [5], "0 is 5, expected an object"),
+        ("/lora-adapters", {"id": 0, "scale": 1}, "the body is not a JSON list; send one"),
+        ("/lora-adapters", None, "the body is not a JSON list; send one"),
         ("/completion", {"prompt": PROMPT, "lora": [{"id": 2, "scale": 1}]}, "names adapter 2"),
         ("/v1/completions", {"prompt": PROMPT, "lora": [{"id": "a", "scale": 1}]}, "lora"),
     ],
