@@ -245,6 +245,7 @@ def _options_of(args: argparse.Namespace, names: Sequence[str]) -> ServerOptions
         reasoning_format=args.reasoning_format,
         reasoning_budget=args.reasoning_budget,
         pooling=args.pooling,
+        is_verbose=args.verbose > 0,
         shows_slots=args.slots and not args.no_slots,
         takes_props=args.props,
         has_strict_fields=args.strict_fields,

@@ -44,7 +44,8 @@ _OWN: dict[str, Callable[[Any], bool]] = {  # llama.cpp's, and Anthropic's last:
     "n_cache_reuse": _is(0),
     **dict.fromkeys(("adaptive_target", "reasoning_budget_tokens"), lambda value: value < 0),
     **dict.fromkeys(("lora", "grammar_triggers", "preserved_tokens"), _is([])),
-    **dict.fromkeys(("verbose", "grammar_lazy", "reasoning_control"), _is(False)),
+    **dict.fromkeys(("grammar_lazy", "reasoning_control"), _is(False)),
+    "verbose": _of(bool),  # which tells more in OpenAI's answers alone
     "backend_sampling": _of(bool),  # where tokens are drawn, not which
     "min_keep": _is(0, 1),
     "adaptive_decay": lambda _: True,  # it tunes a feature that is off

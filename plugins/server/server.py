@@ -45,6 +45,7 @@ class ServerOptions:
     reasoning_format: Literal["none", "deepseek", "auto"] = "auto"  # for requests that say nothing else
     reasoning_budget: int = -1  # the same: tokens that reasoning may take; -1: any number
     pooling: str | None = None  # the same, of embeddings; None: as the model's file says
+    is_verbose: bool = False  # OpenAI's answers tell how they were made, unless a request says otherwise
     shows_slots: bool = True
     takes_props: bool = False
     has_strict_fields: bool = False  # fields that mean nothing here are refused, too

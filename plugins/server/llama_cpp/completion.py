@@ -73,6 +73,7 @@ def generation_settings(server: Server, params: dict[str, Any]) -> dict[str, Any
     biases = dict(sampling["logit_bias"])
     if params.get("ignore_eos") and server.engine.tokenizer is not None:
         biases |= dict.fromkeys(sorted(server.engine.tokenizer.eog), -inf)
+    stop = params.get("stop") or ()
     speculative = params.get("speculative") or server.engine.config["speculative"]
     return {name: sampling[name] for name in names} | {
         "seed": -1 if sampling["seed"] is None else sampling["seed"],
@@ -87,7 +88,7 @@ def generation_settings(server: Server, params: dict[str, Any]) -> dict[str, Any
         "logit_bias": [{"token": token, "bias": bias if isfinite(bias) else None} for token, bias in biases.items()],
         "n_predict": limit,
         "max_tokens": limit,
-        "stop": list(params.get("stop") or ()),
+        "stop": [stop] if isinstance(stop, str) else list(stop),
         "ignore_eos": params.get("ignore_eos", False),
         "n_keep": params.get("n_keep", 0),
         "n_discard": params.get("n_discard", 0),
@@ -111,18 +112,18 @@ def stop_type(result: Result, tokenizer: Tokenizer | None, stops: Sequence[str])
     return "eos", ""
 
 
-def _final(body: CompletionFields, server: Server, settings: dict[str, Any], index: int, result: Result) -> dict[str, Any]:
-    """A whole answer; at the end of a stream the rest of it."""
-    stats, is_read = result.stats, not body.stream and body.n_predict != 0
-    kind, word = stop_type(result, server.engine.tokenizer, body.stops)
-    found: dict[str, Any] = {
+def whole_answer(server: Server, settings: dict[str, Any], index: int, result: Result) -> dict[str, Any]:
+    """An answer in llama.cpp's form, without its token ids."""
+    stats = result.stats
+    kind, word = stop_type(result, server.engine.tokenizer, settings["stop"])
+    return {
         "index": index,
-        "content": result.text if is_read else "",
-        "tokens": list(result.tokens) if is_read and body.return_tokens else [],
+        "content": result.text,
+        "tokens": [],
         "id_slot": -1 if stats.slot is None else stats.slot,
         "stop": True,
         "model": server.options.names[0],
-        "tokens_predicted": stats.n_emitted if body.n_predict != 0 else 0,
+        "tokens_predicted": stats.n_emitted,
         "tokens_evaluated": stats.n_prompt,
         "generation_settings": settings,
         "prompt": result.prompt_text,
@@ -133,6 +134,17 @@ def _final(body: CompletionFields, server: Server, settings: dict[str, Any], ind
         "tokens_cached": stats.n_prompt + stats.n_emitted - 1,
         **end_figures([result]),
     }
+
+
+def _final(body: CompletionFields, server: Server, settings: dict[str, Any], index: int, result: Result) -> dict[str, Any]:
+    """A whole answer; at the end of a stream the rest of it."""
+    found, is_read = whole_answer(server, settings, index, result), not body.stream and body.n_predict != 0
+    if not is_read:
+        found["content"] = ""
+    elif body.return_tokens:
+        found["tokens"] = list(result.tokens)
+    if body.n_predict == 0:
+        found["tokens_predicted"] = 0
     if is_read and body.n_probs:
         found["completion_probabilities"] = (_probabilities(token, body) for token in result.pieces)
     return found if not body.response_fields else _chosen(found, body.response_fields)

@@ -12,6 +12,7 @@ from pydantic import AliasChoices, Field
 
 from augury.engine.stats import PromptToken
 from augury.plugins.server.fields import EngineFields, Fields
+from augury.plugins.server.llama_cpp.completion import generation_settings, whole_answer
 from augury.plugins.server.server import Server
 from augury.types import Result, Token, TokenLogprob
 
@@ -40,6 +41,14 @@ class OpenAIFields(EngineFields):
         None, ge=-1, validation_alias=AliasChoices("max_tokens", "n_predict"), description="-1: no limit, as in llama.cpp"
     )
 
+    verbose: bool | None = Field(
+        None, description="tell in `__verbose` the prompt's text, the whole output and the settings; as the server's -v says"
+    )
+
+    def is_verbose(self, server: Server) -> bool:
+        """Whether the answer tells how it was made."""
+        return server.options.is_verbose if self.verbose is None else self.verbose
+
     @property
     def is_usage_streamed(self) -> bool:
         """Whether a last event tells the usage."""
@@ -50,9 +59,9 @@ class OpenAIFields(EngineFields):
         """Whether each event of a stream tells the usage so far."""
         return self.is_usage_streamed and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
-    def asked(self, name: str, **params: Any) -> dict[str, Any]:
+    def asked(self, server: Server, name: str, **params: Any) -> dict[str, Any]:
         """The arguments of `Engine.submit` for the n answers to a prompt."""
-        params = self.over(params) | {"id": name, "n": self.n}
+        params = self.over(params) | {"id": name, "n": self.n} | ({"echo": True} if self.is_verbose(server) else {})
         return params | {"logit_bias": self.logit_bias} if self.logit_bias else params
 
 
@@ -65,6 +74,13 @@ def head(server: Server, kind: str, prefix: str) -> dict[str, Any]:
         "model": server.options.names[0],
         "system_fingerprint": BUILD,
     }
+
+
+def made_of(body: OpenAIFields, server: Server, asked: dict[str, Any], index: int, result: Result) -> dict[str, Any]:
+    """What a verbose answer tells of how it was made, in llama.cpp's form; `asked` are the arguments of `Engine.submit`."""
+    if not body.is_verbose(server):
+        return {}
+    return {"__verbose": whole_answer(server, generation_settings(server, asked), index, result)}
 
 
 def finish_reason(result: Result, *, has_calls: bool = False) -> str:

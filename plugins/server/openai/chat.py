@@ -24,6 +24,7 @@ from augury.plugins.server.openai.answer import (
     head,
     is_end,
     logprob_entry,
+    made_of,
     ranked,
     usage,
 )
@@ -179,12 +180,12 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""
     plan, params = await body.plan(server)
     begun = head(server, "chat.completion", "chatcmpl")
-    asked = [body.asked(begun["id"], **params)]
+    asked = [body.asked(server, begun["id"], **params)]
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError(400, "prompt_logprobs cannot be streamed; leave out stream", param="stream")
     if body.stream:
         begun["object"] = "chat.completion.chunk"
-        return await stream(server, http, body, asked, partial(_events, body, server, plan, begun))
+        return await stream(server, http, body, asked, partial(_events, body, server, plan, begun, asked[0]))
     scored = []
     if body.prompt_logprobs is not None:
         scored = await score(server, http, [await prompt_of(server, params)], body.prompt_logprobs)
@@ -192,7 +193,7 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     readers = [AnswerReader(plan) for _ in results]
     choices = [_choice(body, server, *each) for each in enumerate(zip(readers, results, strict=True))]
     used = usage(results, body.n, sum(reader.n_reasoning for reader in readers))
-    found = begun | {"choices": choices, "usage": used} | end_figures(results)
+    found = begun | {"choices": choices, "usage": used} | end_figures(results) | made_of(body, server, asked[0], 0, results[0])
     for prompt in scored:
         found["prompt_logprobs"] = (ranked(token, body.prompt_logprobs or 0) for token in prompt)
     return long_answer(pieces_of(found)) if body.logprobs or scored else found
@@ -220,7 +221,7 @@ def _choice(body: ChatRequest, server: Server, index: int, read: tuple[AnswerRea
 
 
 async def _events(
-    body: ChatRequest, server: Server, plan: ChatPlan, begun: dict[str, Any], pieces: Pieces
+    body: ChatRequest, server: Server, plan: ChatPlan, begun: dict[str, Any], asked: dict[str, Any], pieces: Pieces
 ) -> AsyncIterator[bytes]:
     results: dict[int, Result] = {}
     readers: dict[int, AnswerReader] = {}
@@ -246,7 +247,7 @@ async def _events(
             results[index] = piece
             reason = finish_reason(piece, has_calls=has_calls[index] and not readers[index].parser.is_cut)
             ended = chunk(index, {}, finish_reason=reason)
-            yield event(ended | end_figures([piece]))
+            yield event(ended | end_figures([piece]) | made_of(body, server, asked, index, piece))
     if body.is_usage_streamed:
         n_reasoning = sum(reader.n_reasoning for reader in readers.values())
         whole = [results[i] for i in range(body.n)]

@@ -17,7 +17,7 @@ from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
 from augury.plugins.server.generation import Pieces, check_texts, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
-from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, ranked, usage
+from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, made_of, ranked, usage
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import counted, end_figures
 from augury.types import Result, Summary, Token
@@ -61,9 +61,9 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
     begun = head(server, "text_completion", "cmpl")
     params = {"echo": body.echo, "max_tokens": body.max_tokens, "logprobs": body.logprobs}
     params = {name: value for name, value in params.items() if value is not None}
-    asked = [body.asked(begun["id"], prompt=prompt, **params) for prompt in body.prompts]
+    asked = [body.asked(server, begun["id"], prompt=prompt, **params) for prompt in body.prompts]
     if body.stream:
-        return await stream(server, http, body, asked, partial(_events, body, begun))
+        return await stream(server, http, body, asked, partial(_events, body, server, begun, asked))
     scored = [] if body.n_scored is None else await score(server, http, body.prompts, body.n_scored)
     if body.max_tokens == 0:
         results = [_nothing(server, *each) for each in zip(body.prompts, scored, strict=True) for _ in range(body.n)]
@@ -71,6 +71,7 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
         results = await generate(server, http, asked)
     choices = [_choice(body, i, each, scored[i // body.n] if scored else []) for i, each in enumerate(results)]
     found = begun | {"choices": choices, "usage": usage(results, body.n)} | end_figures(results)
+    found |= made_of(body, server, asked[0], 0, results[0])
     return found if body.logprobs is None and body.n_scored is None else long_answer(pieces_of(found))
 
 
@@ -127,7 +128,9 @@ def _offsets(tokens: Sequence[PromptToken], text: str) -> list[int]:
     return [min(max(at - begin, 0), len(text)) for at, _ in zip(_starts(pieces, 0), tokens, strict=False)]
 
 
-async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
+async def _events(
+    body: CompletionRequest, server: Server, begun: dict[str, Any], asked: list[dict[str, Any]], pieces: Pieces
+) -> AsyncIterator[bytes]:
     n = len(body.prompts) * body.n
     results: dict[int, Result] = {}
     offsets = [0] * n
@@ -137,7 +140,7 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
         if isinstance(piece, Result):
             results[index] = piece
             choice["finish_reason"] = finish_reason(piece)
-            found |= end_figures([piece])
+            found |= end_figures([piece]) | made_of(body, server, asked[index // body.n], index, piece)
         elif isinstance(piece, Token):
             choice["text"] = piece.text
             if body.logprobs is not None:

@@ -81,7 +81,7 @@ def params(**fields):
         ({"speculative.n_max": 4, "speculative.type": "none"}, {"speculative": {"n_max": 4, "type": "none"}}),
         ({"grammar": "root ::= a", "json_schema": {}}, {"grammar": "root ::= a", "json_schema": {}}),
         ({"grammar": ""}, {}),
-        ({"adaptive_target": -1.0, "adaptive_decay": 0.9, "lora": [], "verbose": False}, {"lora": []}),
+        ({"adaptive_target": -1.0, "adaptive_decay": 0.9, "lora": [], "verbose": True}, {"lora": []}),
         ({"skip_special_tokens": True, "spaces_between_special_tokens": False, "use_beam_search": False}, {}),
         ({"best_of": 1, "repetition_penalty": 1.0, "echo": False}, {}),
     ],

@@ -98,6 +98,31 @@ def test_each_event_tells_the_usage_so_far(client, path):
     assert '"usage"' not in client.post(path, json=body | more).text
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_verbose_answer_tells_how_it_was_made(client, path, is_streamed):
+    asked = {"messages": ASKED["messages"]} if "chat" in path else {"prompt": ["a", "Tell me about the sea."]}
+    asked |= {"max_tokens": 3, "stop": "zzz", "logit_bias": {"5": -2}, "stream": is_streamed}
+    answer = client.post(path, json=asked | {"verbose": True})
+    events = [json.loads(each[6:]) for each in answer.text.splitlines() if each.startswith("data: {")]
+    told = [each["__verbose"] for each in events if "__verbose" in each] if is_streamed else [answer.json()["__verbose"]]
+    whole = next(each for each in told if each["index"] == is_streamed * ("chat" not in path))
+    assert ("Tell me about the sea." in whole["prompt"]) == ("chat" in path or is_streamed)
+    assert ("im_start" in whole["prompt"]) == ("chat" in path)
+    assert whole["content"]
+    assert (whole["stop_type"], whole["tokens_predicted"]) == ("limit", 3)
+    settings = whole["generation_settings"]
+    assert (settings["stop"], settings["logit_bias"]) == (["zzz"], [{"token": 5, "bias": -2.0}])
+    assert "__verbose" not in client.post(path, json=asked | {"verbose": False}).text
+
+
+def test_a_verbose_server_gives_verbose_answers_unless_a_request_says_otherwise(strict_server):
+    asked = {"json": {"prompt": [1, 2], "max_tokens": 1}, "headers": {"x-api-key": "one"}}
+    assert strict_server.client.post("/v1/completions", **asked).json()["__verbose"]["tokens_evaluated"] == 2
+    asked["json"]["verbose"] = False
+    assert "__verbose" not in strict_server.client.post("/v1/completions", **asked).json()
+
+
 def test_an_answer_is_sent_back_as_it_was_received_and_what_is_null_is_left_out(ai, answer):
     messages = [*ASKED["messages"], answer.choices[0].message.model_dump(), {"role": "user", "content": "Go on."}]
     messages[1] |= {"annotations": [], "reasoning": "Hm."}
