@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import tomllib
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,8 @@ def add_template_flags(parser: argparse.ArgumentParser) -> None:
         help='variables for the chat template, such as {"enable_thinking": false}',
     )
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--chat-template", metavar="JINJA", help="a chat template in place of the model's own")
+    text = "a chat template in place of the model's own: Jinja, or a name of llama.cpp's such as chatml"
+    group.add_argument("--chat-template", metavar="JINJA", help=text)
     group.add_argument("--chat-template-file", type=Path, metavar="FILE", help="the same, from a file")
 
 
@@ -67,9 +70,7 @@ def template_of(args: argparse.Namespace) -> str | None:
     elif source is None:
         return None
     elif "{" not in source:
-        raise OptionError(
-            f"{flag} is {source!r}, expected a Jinja template, none is known by name; --chat-template-file takes a file"
-        )
+        source = named_template(source)
     template = ChatTemplate(source)
     try:
         template.render([{"role": "user", "content": "?"}])
@@ -80,6 +81,32 @@ def template_of(args: argparse.Namespace) -> str | None:
     finally:
         template.close()
     return str(source)
+
+
+def named_template(name: str) -> str:
+    """The Jinja source of a template of `chat_templates.toml`.
+
+    Raises:
+        OptionError: None has that name.
+
+    Source: llama.cpp's `llm_chat_apply_template`.
+    """
+    known = tomllib.loads(files("augury.cli").joinpath("chat_templates.toml").read_text(encoding="utf-8"))
+    if name not in known:
+        raise OptionError(
+            f"--chat-template is {name!r}, expected Jinja or one of {', '.join(known)}; --chat-template-file takes a file, and "
+            "without either the model's own is used"
+        )
+    found, content = known[name], "{{ message.content }}"
+    of = {role: found.get(role, found.get("turn")) for role in ("system", "assistant", "user")}
+    begin = "{% if not begun.yes %}" + found.get("begin", "") + "{% endif %}{% set begun.yes = message.role != 'assistant' %}"
+    text = (
+        "{% set begun = namespace(yes=false) %}{% for message in messages %}" + begin + "{% if message.role == 'system' %}"
+        f"{of['system']}{{% elif message.role == 'assistant' %}}{of['assistant']}{{% else %}}{of['user']}{{% endif %}}"
+        f"{{% endfor %}}{{% if add_generation_prompt %}}{found.get('opening', '')}{{% endif %}}"
+    )
+    trimmed = content.replace(" }}", " | trim }}")
+    return text.replace("{}", content).replace("{trimmed}", trimmed).replace("{role}", "{{ message.role }}")
 
 
 def use_template(engine: Engine, source: str | None, *, parse_special: bool) -> None:

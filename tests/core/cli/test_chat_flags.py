@@ -1,15 +1,35 @@
 """Flags of the system prompt and of the chat template."""
 
+import argparse
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support.commands import here, run
 
-from augury.cli.chat_flags import add_system_flags, with_system
+from augury import cli
+from augury.cli.chat_flags import add_system_flags, named_template, template_of, with_system
 from augury.cli.parser import Parser
 from augury.cli.prompts import add_prompt_flags, read_prompts
 from augury.errors import OptionError
+from augury.text.chat_template import ChatTemplate
 
+TURNS = (("user", "How?"), ("assistant", " So. "), ("user", "Why?"))
+NAMED = {
+    "chatml": "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\n So. <|im_end|>\n"
+    "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+    "llama3": "<|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHow?"
+    "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nSo.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "gemma": "<start_of_turn>user\ns\n\nHow?<end_of_turn>\n<start_of_turn>model\nSo.<end_of_turn>\n"
+    "<start_of_turn>user\nWhy?<end_of_turn>\n<start_of_turn>model\n",
+    "llama2-sys-bos": "[INST] <<SYS>>\ns\n<</SYS>>\n\nHow? [/INST] So. </s><s>[INST] Why? [/INST]",
+    "mistral-v1": " [INST] s\n\nHow? [/INST]  So. </s> [INST] Why? [/INST]",
+    "mistral-v3": "[INST] s\n\nHow?[/INST] So.</s>[INST] Why?[/INST]",
+    "mistral-v7": "[SYSTEM_PROMPT] s[/SYSTEM_PROMPT][INST] How?[/INST]  So. </s>[INST] Why?[/INST]",
+}
 TEMPLATE = "{% for m in messages %}[{{ m.role }} {{ m.content }}]{% endfor %}"
 
 
@@ -47,10 +67,34 @@ def test_run_takes_a_system_prompt_and_a_template(capsys, tmp_path):
         assert (code, json.loads(out)["prompt_text"]) == (0, "[system A][user B]")
 
 
-def test_a_chat_template_is_no_name(capsys):
+def test_a_chat_template_of_an_unknown_name_is_refused(capsys):
     for words in (["run", "-p", "x"], ["chat"], ["serve"]):
-        code, _, err = run(capsys, *words, *here(), "--chat-template", "chatml")
-        assert (code, "expected a Jinja template, none is known by name; --chat-template-file takes a file" in err) == (2, True)
+        code, _, err = run(capsys, *words, *here(), "--chat-template", "chatxl")
+        assert (code, "is 'chatxl', expected Jinja or one of chatml, phi3, " in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_chat_template_may_be_a_name(name):
+    template = ChatTemplate(template_of(argparse.Namespace(chat_template=name, chat_template_file=None)))
+    messages = [{"role": role, "content": text} for role, text in (("system", "s"), *TURNS)]
+    try:
+        assert template.render(messages) == NAMED[name]
+        assert template.render([*messages[:2], {"role": "assistant", "content": "Wh"}]).endswith("Wh")
+    finally:
+        template.close()
+
+
+def test_every_named_chat_template_writes_all_turns_and_opens_the_answer():
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as transformers has it
+    for name in tomllib.loads((Path(cli.__file__).parent / "chat_templates.toml").read_text(encoding="utf-8")):
+        template = sandbox.from_string(named_template(name))
+        messages = [{"role": role, "content": text} for role, text in TURNS]
+        text = template.render(messages=messages, add_generation_prompt=True, eos_token="</s>")
+        before, opening, rest = text.partition("How?")[2].partition("Why?")
+        assert "So." in before, name
+        question = template.render(messages=messages[:1], add_generation_prompt=True, eos_token="</s>").partition("How?")[2]
+        assert opening + rest == "Why?" + question, name
+        assert not any(mark in text for mark in ("{", "}", "None")), name
 
 
 def test_a_chat_template_that_is_broken_is_told_before_the_model_is_loaded(capsys, tmp_path):
