@@ -117,7 +117,7 @@ def make_app(models: Models) -> FastAPI:
             CORSMiddleware,
             allow_origins=[origin for origin in origins if origin != "localhost"],
             allow_origin_regex=_LOCAL if "localhost" in origins else None,
-            allow_methods=["GET", "POST", "OPTIONS"],
+            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
             allow_headers=["*"],
         )
     return app

@@ -98,6 +98,25 @@ def test_keys_are_compared_in_constant_time(monkeypatch):
     assert compared == [b"one", b"two", b"three"]
 
 
+def test_a_named_page_may_use_every_route():
+    options = ServerOptions(cors_origins=("https://page.example",), api_keys=("one",))
+    client, sent = in_process(options), "authorization,content-type,x-api-key,anthropic-version"
+    routes = [(method, route.path) for router in app_module._ROUTERS for route in router.routes for method in route.methods]
+
+    async def ask(method, path):  # as browsers do, without the key
+        headers = {"Origin": "https://page.example", "Access-Control-Request-Method": method}
+        return await client.options(path, headers=headers | {"Access-Control-Request-Headers": sent})
+
+    async def ask_all():
+        async with client:
+            return {route: await ask(*route) for route in routes if route[0] != "HEAD"}  # which needs no leave
+
+    for route, answer in asyncio.run(ask_all()).items():
+        told = answer.status_code, answer.headers["Access-Control-Allow-Origin"], answer.headers["Access-Control-Allow-Headers"]
+        assert told == (200, "https://page.example", sent), route
+    assert {"GET", "POST", "DELETE"} <= {method for method, _ in routes}
+
+
 def test_every_origin_may_ask_without_credentials():
     client = in_process(ServerOptions(cors_origins=("*",)))
 
