@@ -5,6 +5,7 @@ import asyncio
 import httpx
 import numpy as np
 import pytest
+from oracles.models import altered, tiny_file
 from oracles.rerankers import reranker
 
 from augury import Engine
@@ -83,6 +84,16 @@ def test_without_a_template_texts_end_as_the_tokenizer_says(engine):
     tokens = engine.tokenizer
     assert head.template is None
     assert head.tokens(tokens, "ab", "c") == tokens.encode("abc", add_special=False)
+
+
+@pytest.mark.parametrize(("model", "is_chance"), [("llama-dense", False), ("qwen3-dense", True)])
+def test_a_score_is_the_first_value_of_the_head_and_a_chance_in_the_qwen_3_family_alone(model, is_chance):
+    random, file = np.random.default_rng(3), tiny_file(model)
+    weight, bias, embeddings = (random.standard_normal(shape).astype(np.float32) for shape in ((2, 64), 2, (5, 64)))
+    made = altered(file, arrays={"cls.output.weight": weight, "cls.output.bias": bias})
+    values = np.array([[sum(map(float, row * each)) for row in weight.astype(np.float64)] for each in embeddings]) + bias
+    wanted = np.exp(values[:, 0]) / np.exp(values).sum(axis=1) if is_chance else values[:, 0]
+    assert RankHead.of(made, 64).scores(embeddings) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_a_head_that_does_not_fit_the_model_is_refused():
