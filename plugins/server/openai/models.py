@@ -43,6 +43,8 @@ def _model(server: Server, name: str) -> dict[str, Any]:
         "created": _STARTED,
         "owned_by": "augury",
         "aliases": list(server.options.names),
+        "tags": [],  # nobody gives any; llama.cpp's clients read them, and what it takes
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "status": status,
         "can_remove": not server.is_given,
         "meta": _meta(server) if server.has_figures else None,
@@ -55,6 +57,8 @@ def _meta(server: Server) -> dict[str, Any]:
         "n_ctx": engine.config["n_ctx"],
         "n_ctx_train": engine.info.n_ctx_train,
         "n_vocab": engine.info.n_vocab,
+        "n_embd": engine.info.n_embd,
+        "size": engine.info.n_bytes,
         "architecture": engine.info.architecture,
         "drafters": engine.config["spec_type"],
     }

@@ -278,7 +278,7 @@ def test_models_are_loaded_and_unloaded_as_llama_cpp_s_router_does_it():
 
             assert await post("load", "a") == (200, {"success": True})
             await soon(lambda: models.servers[0].is_ready)
-            models.servers[0]._engine.info = SimpleNamespace(n_ctx_train=8, n_vocab=4, architecture="none")
+            models.servers[0]._engine.info = SimpleNamespace(n_ctx_train=8, n_vocab=4, n_embd=2, n_bytes=9, architecture="none")
             models.servers[0]._engine.config = {"n_ctx": 4, "spec_type": "none"}
             assert (await state("a"), await state("b")) == ("loaded", "unloaded")
             assert (await post("load", "a"))[0] == (await post("unload", "b"))[0] == 400
