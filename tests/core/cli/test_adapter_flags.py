@@ -26,7 +26,7 @@ def test_each_adapter_has_its_scale_and_commas_separate_them(tmp_path):
 
 
 def test_a_scale_that_is_a_word_of_its_own_is_no_prompt():
-    with pytest.raises(OptionError, match="--lora-scaled is 'a.gguf', expected FILE:SCALE"):
+    with pytest.raises(OptionError, match=r"--lora-scaled is 'a.gguf', expected FILE:SCALE"):
         parsed("--lora-scaled", "a.gguf", "0.5")
 
 
