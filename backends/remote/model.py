@@ -48,7 +48,7 @@ class RemoteModel(Model):
         Raises:
             AuguryError: The node cannot be reached, or refuses.
         """
-        self.info, self.features, self.options = ModelInfo.of(file, plan), plan.features, evolve(options)
+        self.info, self.features, self.options = ModelInfo.of(file, plan), plan.features, options
         self._address, self._request = address, request
         self._connection: Connection | None = Connection(address)
         self._pending: Connection | None = None
@@ -113,11 +113,8 @@ class RemoteModel(Model):
         answer = self.ask(batch_message(batch, facts, knows_vocabulary=knows))
         self._vocabulary = batch.vocabulary if batch.vocabulary is not None else self._vocabulary
         n_tokens = len(batch.tokens) if n_passes == 1 else len(batch.rows)
-        features = {name: answer.array(name, "f4", (n_tokens, self._width(name))) for name in batch.features}
+        features = {name: answer.array(name, "f4", (n_tokens, self.features.get(name))) for name in batch.features}
         return RemotePass(self, answer, len(batch.rows) * n_passes, features)
-
-    def _width(self, name: str) -> int | None:
-        return self.features.get(name)
 
     def check(self) -> None:
         with suppress(LostDeviceError):  # which passes will find out
@@ -135,13 +132,10 @@ class RemoteModel(Model):
 
     def copy(self, source: int, target: int, n: int) -> None:
         """See `SlotStates.copy`: where they live."""
-        self._memory_of_exists(source, target, n)
-        self.ask(Message("copy", {"source": source, "target": target, "n": n}))
-
-    def _memory_of_exists(self, source: int, target: int, n: int) -> None:
         spec = self.state_spec
         if not (0 <= min(source, target) <= max(source, target) < spec.n_slots and 0 <= n <= spec.n_ctx):
             raise UnsupportedError(f"{n} positions from slot {source} to {target}, of {spec.n_slots} slots of {spec.n_ctx}")
+        self.ask(Message("copy", {"source": source, "target": target, "n": n}))
 
     def memory_table(self) -> Sequence[Allocation]:
         lines = self._loaded.facts.get("memory", [])

@@ -173,6 +173,9 @@ def _check_replicas(args: argparse.Namespace) -> None:
 
     if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", args.replicas):
         raise OptionError(f"--replicas is {args.replicas!r}, expected a number, or two such as 1-4")
+    least, _, most = args.replicas.partition("-")
+    if int(least) > int(most or least):
+        raise OptionError(f"--replicas is {args.replicas!r}, expected the smaller number first: {most}-{least}")
     if args.slot_save_path is not None:
         raise OptionError("--slot-save-path is for slots of one engine, and --replicas starts others; leave one of the two out")
     cluster.check_ray("--replicas needs")

@@ -151,6 +151,7 @@ def test_who_asks_again_finds_what_a_replica_holds(server):
 def test_what_cannot_be_is_said(capsys):
     for words, told in (
         (["--replicas", "two"], "expected a number, or two such as 1-4"),
+        (["--replicas", "4-1"], "expected the smaller number first: 1-4"),
         (["--replicas", "2", "--slot-save-path", "/tmp"], "leave one of the two out"),
     ):
         code, _, err = run(capsys, "serve", *here(), "--port", "0", *words)
