@@ -90,6 +90,7 @@ class Engine(Receipts, Evaluations):
             registry=loader.registry,
             tokenizer=tokenizer,
             adapters=self.adapters,
+            features=context.model.features,
         )
         self._sequence: Callable[[Request, Channel], RunningSequence] = partial(
             RunningSequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get

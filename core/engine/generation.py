@@ -23,6 +23,8 @@ from augury.text.chat_template import ChatTemplate, prompt_ids
 from augury.text.tokenizer import Tokenizer
 from augury.types import Result
 
+_OF_FIRST = ("on_prompt", "hidden_states", "on_hidden_states")  # of several answers to a prompt
+
 
 class Generation(ABC):
     """Requests, which write texts."""
@@ -86,7 +88,7 @@ class Generation(ABC):
     def _requests(self, tokens: np.ndarray, params: dict[str, Any], n: int, text: str | None) -> list[Request]:
         """Requests for n answers to one prompt: a seed that is given is followed by the next ones."""
         first: Request = self._make_request(tokens, params, text=text)
-        seed, later = first.sampling.seed, params | {"on_prompt": None}  # the prompt is processed for the first of them
+        seed, later = first.sampling.seed, params | dict.fromkeys(_OF_FIRST)  # the prompt is processed for it
         seeds = [{} if seed is None else {"seed": (seed + i) % 2**64} for i in range(1, n)]
         return [first, *(self._make_request(tokens, later | each, text=text) for each in seeds)]
 

@@ -185,7 +185,7 @@ class Loop:
         for (each, outcome), first in zip(record.outcomes, firsts, strict=True):
             failed = partial(self._end, each.sequence)
             if done.features:
-                guarded(self._feed_drafters, each, outcome, done.features, first, failed=failed)
+                guarded(self._feed, each, outcome, done.features, first, failed=failed)
             if each.choice is not None:
                 guarded(self._drafting.settle, each.choice, outcome, failed=failed)
         if decoded := record.decoded:
@@ -344,16 +344,16 @@ class Loop:
             sequence.counter.prefilled()
         return Outcome(path, n_emitted, is_stopped, top)
 
-    def _feed_drafters(
-        self, scheduled: ScheduledInput, outcome: Outcome, features: Mapping[str, np.ndarray], first: int
-    ) -> None:
-        """Give a request's drafters the features of the kept tokens; its input begins at `first` in the pass."""
+    def _feed(self, scheduled: ScheduledInput, outcome: Outcome, features: Mapping[str, np.ndarray], first: int) -> None:
+        """Give a request's drafters and caller the features of the kept tokens; its input begins at `first` in the pass."""
         slot_input, path = scheduled.slot_input, list(outcome.path)
         tokens = np.concatenate([slot_input.tokens, slot_input.draft.tokens[path]])
         places = np.arange(first, first + slot_input.n_tokens - len(slot_input.draft))[len(slot_input.reservation.replay) :]
         places = np.concatenate([places, first + slot_input.n_tokens - len(slot_input.draft) + np.array(path, np.int64)])
         kept = {name: values[places] for name, values in features.items()}
-        self._drafting.feed(scheduled.sequence, scheduled.sequence.n_kept - len(tokens), tokens, kept)
+        given = scheduled.sequence.n_kept - len(tokens), tokens, kept
+        self._drafting.feed(scheduled.sequence, *given)
+        scheduled.sequence.tell_hidden_states(*given)
 
     def _reopen(self, sequence: RunningSequence, change: Callable[[], int]) -> None:
         """Change a sequence's text or slot. The text is processed like a prompt, except for its beginning, which stays."""

@@ -103,6 +103,15 @@ class RequestParams(TypedDict, total=False):
         "in Python alone: a callable that is given a `PromptProgress` when the prompt's processing begins and after each pass "
         "over it, on the engine's thread",
     ]
+    hidden_states: Annotated[
+        Sequence[str] | None,
+        "the [hidden states](library.md#embeddings) to hand to `on_hidden_states`, by their names",
+    ]
+    on_hidden_states: Annotated[
+        Callable[[int, np.ndarray, Mapping[str, np.ndarray]], object] | None,
+        "in Python alone: a callable that is given the `hidden_states` of tokens once they are in the text, on the engine's "
+        "thread: the first one's position, the tokens, and (m, F) float32 by name",
+    ]
     echo: Annotated[bool, "the result holds the prompt's tokens and text"]
     cache_prompt: Annotated[bool, "what is held of the prompt is not processed again, and the prompt cache keeps the text"]
     prediction: Annotated[

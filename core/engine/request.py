@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import reprlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import attrs
@@ -66,6 +66,13 @@ def _checked_id(name: str, value: Any) -> str:
     return value or f"req-{next(_NUMBERS)}"
 
 
+def _checked_names(name: str, value: Any) -> tuple[str, ...]:
+    found = () if value is None else value
+    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
+        raise OptionError(f"{name} is {reprlib.repr(value)}, expected a list of names")
+    return tuple(found)
+
+
 def _checked_callables(name: str, value: Any) -> tuple[Any, ...]:
     found = value or ()
     if not isinstance(found, list | tuple) or not all(map(callable, found)):
@@ -109,6 +116,8 @@ class Request:
     logits_processors: tuple[SamplingStep, ...] = _given(_checked_callables, ())
     slot: int | None = _count(0)
     on_prompt: Callable[..., object] | None = _given(_checked_callable)  # noqa: RUF009 - as attrs' own `field`
+    hidden_states: tuple[str, ...] = _given(_checked_names, ())
+    on_hidden_states: Callable[..., object] | None = _given(_checked_callable)  # noqa: RUF009 - likewise
 
     @property
     def lora(self) -> list[dict[str, Any]]:
@@ -118,11 +127,14 @@ class Request:
     def __attrs_post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError(f"min_tokens is {self.min_tokens}, expected at most max_tokens, which is {self.max_tokens}")
+        if bool(self.hidden_states) != (self.on_hidden_states is not None):
+            raise OptionError("hidden_states names what on_hidden_states is given; give both or neither")
 
 
 _OF_SAMPLING = attrs.fields_dict(SamplingParams)
 _GIVEN = {each.name for each in attrs.fields(Request) if each.converter is not None}
 _KNOWN = RequestParams.__annotations__.keys()
+_OF_PYTHON = {"logits_processors", "on_prompt", "hidden_states", "on_hidden_states"}
 
 
 def checked_tokens(prompt: Any, n_vocab: int, *, n_ctx: int | None) -> np.ndarray:
@@ -156,6 +168,7 @@ def make_request(
     tokenizer: Tokenizer | None = None,
     text: str | None = None,
     adapters: Adapters | None = None,
+    features: Collection[str] = (),
 ) -> Request:
     """A request from checked token ids and the keyword arguments of `generate` and `stream`.
 
@@ -169,6 +182,7 @@ def make_request(
         tokenizer: The model's, or None.
         text: The prompt as it was given, if that was a text.
         adapters: Those of the engine.
+        features: The names of the model's hidden states.
 
     Raises:
         OptionError: An argument is unknown, has the wrong type or is out of range.
@@ -200,7 +214,7 @@ def make_request(
     if unknown := [key for key in rest if key not in _GIVEN]:
         keywords = {each.keyword for each in registry.constraints.values() if each.keyword is not None}
         known = _KNOWN | keywords
-        listed = known if similar(unknown[0], known) else known - {"logits_processors", "on_prompt"}  # which JSON cannot say
+        listed = known if similar(unknown[0], known) else known - _OF_PYTHON  # which JSON cannot say
         raise OptionError(f"there is no parameter {unknown[0]!r}{nearest(unknown[0], listed)}")
     made: dict[str, Any] = {
         **drafts_from,
@@ -214,6 +228,9 @@ def make_request(
     request = Request(prompt=prompt, **made, **rest)
     if request.stop and tokenizer is None:
         raise UnsupportedError("stop needs texts, but this model has no tokenizer that augury can read; use max_tokens")
+    if missing := [name for name in request.hidden_states if name not in features]:
+        known_names = ", ".join(features) or "none"
+        raise UnsupportedError(f"the model tells no hidden states {missing[0]!r}; expected some of: {known_names}")
     if request.slot is not None and request.slot >= n_slots:
         raise OptionError(f"there is no slot {request.slot}, expected 0 to {n_slots - 1}; leave it out for any")
     if request.echo and text is None:

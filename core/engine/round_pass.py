@@ -80,7 +80,7 @@ class RoundPass(NamedTuple):
     passed: Pass
     argmax: list[int]  # the best token of each row; empty where everyone asks for more
     top: tuple[np.ndarray, np.ndarray] | None  # the best of each row, and their logits, as many as some drafter wants
-    features: Mapping[str, np.ndarray]  # that drafters are fed
+    features: Mapping[str, np.ndarray]  # that drafters and callers are given
     seconds: float
     late_s: float  # how much longer than that drafting ahead took
 
@@ -88,7 +88,9 @@ class RoundPass(NamedTuple):
     def compute(cls, context: EngineContext, drafting: Drafting, record: RoundRecord, n_vocab: int) -> RoundPass:
         """Compute all that is scheduled; tokens from `n_vocab` on cannot be chosen."""
         scheduled = record.scheduled
-        wanted = drafting.features([each.sequence for each in scheduled]) if drafting.wants_features else ()
+        told = [name for each in scheduled for name in each.sequence.request.hidden_states]
+        drafters = drafting.features([each.sequence for each in scheduled]) if drafting.wants_features else ()
+        wanted = tuple(sorted({*drafters, *told})) if told else drafters
         start = perf_counter()
         feeds = [each.slot_input for each in scheduled]
         if (thread := context.thread) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from augury.engine.sampler import Sampler
 from augury.engine.sampling_step import SamplingStep
 from augury.engine.stats import RequestCounter
 from augury.errors import AuguryError, LostDeviceError, ModelFileError, OptionError, PluginError, UnsupportedError
+from augury.guard import guarded
 from augury.interfaces import Session
 from augury.passes import Pass
 from augury.receipt import Receipt
@@ -26,7 +27,7 @@ from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.verification import Accepted, Distribution, TargetChoices
 from augury.text.text_stream import TextStream
 from augury.text.tokenizer import Tokenizer
-from augury.types import Draft, Result, Token, TokenLogprob
+from augury.types import Draft, Result, Token, TokenLogprob, read_only
 
 
 class RunningSequence(DraftedSequence):
@@ -289,6 +290,11 @@ class RunningSequence(DraftedSequence):
     def bytes_of(self, token: int) -> bytes | None:
         """The bytes of a token by itself; None without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.piece(token)
+
+    def tell_hidden_states(self, start: int, tokens: np.ndarray, states: Mapping[str, np.ndarray]) -> None:
+        """Hand the caller what it asked for of the states (m, F) by name of tokens (m,) int32 in the text from `start` on."""
+        if (told := self.request.on_hidden_states) is not None:
+            guarded(told, start, read_only(tokens), {name: read_only(states[name]) for name in self.request.hidden_states})
 
     def fail(self, error: Exception) -> None:
         """End this request alone with an error, which its caller is told instead of a result."""

@@ -240,3 +240,43 @@ def test_a_backend_without_features_has_no_embeddings():
         engine._worker._loop._context.model.features = {}
         with pytest.raises(UnsupportedError, match="this backend has no embeddings"):
             engine.embed([1])
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("spec_type", ["none", "ngram-simple:n=1,m=4"])
+@pytest.mark.parametrize("name", ["llama-dense", "falcon-h1-dense", "gemma3-dense", "lfm2-dense"])
+def test_those_that_an_answer_is_made_of_are_those_of_its_text(name, spec_type):
+    """Of chunks, drafts, neighbours and reused prefixes: each row is the one of a pass over the whole text, to the bit."""
+    names, prompts = ("embedding", "layer.0", "output"), [[i * 7 % 50 for i in range(n)] for n in (40, 9, 60)]
+    told = [list[tuple[int, np.ndarray, dict[str, np.ndarray]]]() for _ in prompts]
+    how = {"backend": "numba-cpu", "threads": 1, "n_ctx": 128, "slots": 2, "spec_type": spec_type, "spec_fixed": True}
+    with Engine.load(tiny_model(name), **how) as engine:
+        runnings = [
+            engine.submit(
+                prompt,
+                max_tokens=30,
+                temperature=0.0,
+                ignore_eos=True,
+                hidden_states=names,
+                on_hidden_states=lambda *each, kept=kept: kept.append(each),
+            )
+            for prompt, kept in zip(prompts, told, strict=True)
+        ]
+        results = [running.result() for running in runnings]
+        for prompt, kept, result in zip(prompts, told, results, strict=True):
+            text, start = [*prompt, *result.tokens][:-1], kept[0][0]
+            assert start == result.stats.n_reused
+            assert np.concatenate([tokens for _, tokens, _ in kept]).tolist() == text[start:]
+            expected = engine.hidden_states(text, names)
+            for each in names:
+                assert np.array_equal(np.concatenate([states[each] for *_, states in kept]), expected[each][start:])
+        assert (sum(result.stats.n_drafted for result in results) > 0) == (spec_type != "none")
+        first = engine.submit([1, 2], n=2, max_tokens=3, hidden_states=["output"], on_hidden_states=told.append)
+        assert [len(running.result().tokens) for running in first] == [3, 3]  # a callable that fails changes nothing
+        for given, error, said in (
+            ({"hidden_states": ["layer.99"]}, UnsupportedError, r"no hidden states 'layer\.99'; expected some of: embedding, "),
+            ({"hidden_states": ["output"], "on_hidden_states": None}, OptionError, "give both or neither"),
+            ({"hidden_states": "output"}, OptionError, "hidden_states is 'output', expected a list of names"),
+        ):
+            with pytest.raises(error, match=said):
+                engine.submit([1], **{"on_hidden_states": told.append, **given})
