@@ -12,7 +12,7 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from oracles.drafts import HEADS, agreeing, assistance, predictable
+from oracles.drafts import HEADS, MTP, agreeing, assistance, predictable
 from oracles.models import ORACLES, RECURRENT, tiny_file, tiny_model
 from support.cpu_backends import cpu_backends
 from support.drafter_specs import SPECS as DRAFTER_SPECS, WAYS as DRAFTER_WAYS, any_two, head_specs, target_for
@@ -246,10 +246,7 @@ def test_three_thousand_tokens_with_every_drafter_in_turn_are_those_of_plain_dec
     assert accepted >= {None, "draft-model", "ngram-map-k", "ngram-mod", "recycle", "suffix"}
 
 
-@pytest.mark.parametrize(
-    "drafter",
-    [*HEADS, *map("mtp-{}".format, ("deepseek2", "deepseek4", "gemma4-e", "glm4moe", "nemotron_h_moe", "qwen35", "qwen4exp"))],
-)
+@pytest.mark.parametrize("drafter", [*HEADS, *MTP])
 def test_a_head_is_right_in_half_of_the_cases(drafter):
     """What is accepted is tested as much as what is rejected, where tokens are drawn as well, and at all depths."""
     if drafter in HEADS:
@@ -261,7 +258,8 @@ def test_a_head_is_right_in_half_of_the_cases(drafter):
         for way in ("greedy", "sampled"):
             stats = [result.stats for result in answers(engine, 40, way)]
             assert 0.25 < sum(each.n_accepted for each in stats) / sum(each.n_drafted for each in stats) < 0.75
-            by_position = np.sum([np.resize([*each.accepted_by_position, 0, 0, 0], 3) for each in stats], axis=0)
+            n_deep = 2 if drafter == "mtp-step35" else 3  # it has two layers for further tokens
+            by_position = np.sum([np.resize([*each.accepted_by_position, 0, 0, 0], 3)[:n_deep] for each in stats], axis=0)
             assert min(by_position) > 5
 
 
