@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,9 +32,24 @@ from augury.extras import install_command
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.memory_limit import n_bytes_of_machine
-from augury.plugins.learn.corpus import answered, digest, encoded, most_tokens, pieces_of, read_prompts, read_texts
+from augury.plugins.learn.corpus import (
+    answered,
+    digest,
+    distinct,
+    encoded,
+    mixed,
+    most_tokens,
+    n_piece_of,
+    read_prompts,
+    read_texts,
+)
 from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
+from augury.plugins.learn.hidden_states import HiddenStates
+from augury.plugins.learn.piece import Piece, cut
 from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
+
+if TYPE_CHECKING:
+    from augury import Engine
 
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 512}
 _N_SLOTS = 8
@@ -122,7 +137,7 @@ def _run(args: argparse.Namespace) -> int:
             check_disk(args.output.resolve().parent, n_bytes)
         pieces = _record(args, prompts, params, recorded, n_kept // recorded_bytes(sizes))
         target, n_held_out = TargetTensors(file, plan), max(len(pieces) // _HELD_OUT, 1)
-        tokens = draft_vocabulary(pieces[n_held_out:], plan.n_vocab, sizes.n_drafted)
+        tokens = draft_vocabulary((piece.tokens for piece in pieces[n_held_out:]), plan.n_vocab, sizes.n_drafted)
         _train(args, target, recorded, pieces, n_held_out, tokens, file, params["seed"])
         _report(args, params, pieces[:n_held_out])
         recorded.remove()
@@ -171,33 +186,44 @@ def _check_memory(sizes: HeadSizes) -> None:
 
 def _record(
     args: argparse.Namespace, prompts: Sequence[Prompt], params: Mapping[str, Any], recorded: Recorded, n_most: int
-) -> list[np.ndarray]:
-    """Let the engine answer prompts, and compute the hidden states of all texts."""
+) -> list[Piece]:
+    """Let the engine answer prompts, and compute the hidden states that are not known from that."""
     with ProgressDisplay() as progress, load_engine(args, args.spec_type, args.model_draft, progress) as engine:
+        n_piece = n_piece_of(engine)
         if args.prompts is None:
             texts = list(encoded(engine, prompts))
+            cuts = [[Piece(text[at : at + n_piece]) for at in range(0, len(text), n_piece)] for text in distinct(texts)]
         else:
             texts = answered(engine, prompts, params, recorded, n_most, progress)
-        pieces = pieces_of(texts, params["seed"], n_most, engine.config["n_ctx"])
-        names = tuple(dict.fromkeys((*recorded.sizes.features, "output")))
-        left = [number for number in range(len(pieces)) if not recorded.has_features(number, len(pieces[number]))]
+            cuts = [cut(text, n_piece) for text in distinct(texts)]
+        pieces = mixed(cuts, params["seed"], n_most)
+        left = [piece for piece in pieces if not recorded.has_rows(piece)]
         for start in range(0, len(left), args.parallel):
             progress("hidden states", len(pieces) - len(left) + start, len(pieces))
-            numbers = left[start : start + args.parallel]
-            hidden = engine.hidden_states([pieces[number].tolist() for number in numbers], names)
-            for number, each in zip(numbers, hidden, strict=True):
-                recorded.add_features(number, each)
-    n, n_all = (sum(map(len, each)) for each in (pieces, texts))
+            for piece, rows in zip(now := left[start : start + args.parallel], _rows(engine, recorded.sizes, now), strict=True):
+                recorded.add_rows(piece, rows)
+    n, n_all = sum(len(piece.tokens) for piece in pieces), sum(map(len, texts))
     left_out = f"; {n_all - n} are left out (--disk, short ends, repeated texts)" if n < n_all else ""
     say(f"{len(pieces)} pieces of text, {n} tokens{left_out}")
     return pieces
+
+
+def _rows(engine: Engine, sizes: HeadSizes, pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
+    """The hidden states of pieces, as a request for each would tell them."""
+    texts, names = [piece.text[:-1] for piece in pieces], list(dict.fromkeys(sizes.columns))
+    for piece, text, found in zip(pieces, texts, engine.hidden_states(texts, names), strict=True):
+        states = HiddenStates(sizes.columns, sizes.n_embd)
+        states.add(0, text, found)
+        rows = states.of(piece.text, piece.start)
+        assert rows is not None
+        yield rows
 
 
 def _train(
     args: argparse.Namespace,
     target: TargetTensors,
     recorded: Recorded,
-    pieces: Sequence[np.ndarray],
+    pieces: Sequence[Piece],
     n_held_out: int,
     tokens: np.ndarray,
     file: ModelFile,
@@ -216,13 +242,14 @@ def _train(
     write_head(args.output, recorded.sizes, file, tokens, best, output)
 
 
-def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Sequence[np.ndarray]) -> None:
+def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Sequence[Piece]) -> None:
     """Let the engine go on from texts held out, with the head and without, and report acceptance and speed."""
     from augury.plugins.learn.fitting import percent
     from augury.plugins.learn.training import N_STEPS
 
     params = {**params, "max_tokens": _N_WRITTEN, "cache_prompt": False}
-    starts = [piece[: -(-len(piece) // 2)].tolist() for piece in held_out[:_N_MEASURED]]
+    texts = [piece.tokens for piece in held_out[:_N_MEASURED]]
+    starts = [text[: -(-len(text) // 2)].tolist() for text in texts]
     seconds, n_predicted = {True: 0.0, False: 0.0}, {True: 0, False: 0}
     offered, accepted = np.zeros(N_STEPS, int), np.zeros(N_STEPS, int)
     for is_fixed in (True, False):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,15 @@ import numpy as np
 from augury.cli import Prompt, prompts_of_lines, read_text, say
 from augury.errors import AuguryError, OptionError, UnsupportedError
 from augury.interfaces import Progress
+from augury.plugins.learn.hidden_states import HiddenStates
+from augury.plugins.learn.piece import Piece, cut
 from augury.plugins.learn.recorded import Recorded
 
 if TYPE_CHECKING:
-    from augury import Engine
+    from augury import Engine, Running
 
 _N_PIECE = 1024  # tokens of a text that are recorded together
-_N_QUEUED = 8  # prompts for each slot that are asked at once: none waits for the longest answer of others but at the end
+_N_QUEUED = 4  # prompts for each slot that are asked at once: hardly one waits for the longest answer of others
 _N_LEAST = 8  # tokens of a piece: in shorter ones there is nothing to draft
 
 
@@ -89,51 +92,73 @@ def encoded(engine: Engine, texts: Iterable[Prompt]) -> Iterator[np.ndarray]:
 def answered(
     engine: Engine, prompts: Sequence[Prompt], params: Mapping[str, Any], recorded: Recorded, n_most: int, progress: Progress
 ) -> list[np.ndarray]:
-    """Prompts with the model's own answers, (T,) int32 each; those written earlier are taken up.
+    """Prompts with the model's own answers, (T,) int32 each; those written earlier are taken up. What they are made of is kept.
 
     Args:
         engine: Of the model.
         prompts: In order.
         params: How to sample; a prompt's own come first.
-        recorded: Keeps answers.
+        recorded: Keeps answers and their hidden states.
         n_most: No prompt is answered once there are so many tokens.
         progress: Told how many are answered.
     """
-    texts, n_asked = recorded.answers(), _N_QUEUED * engine.config["n_slots"]
-    while len(texts) < len(prompts) and sum(map(len, texts)) < n_most:
-        progress("answering", len(texts), len(prompts))
-        asked = prompts[len(texts) : len(texts) + n_asked]
-        runnings = [engine.submit(**{**params, **each.arguments(), "echo": True}) for each in asked]
-        results = [running.result() for running in runnings]
-        made = [np.array([*(result.prompt or ()), *result.tokens], np.int32) for result in results]
-        recorded.add_answers(made)
-        texts += made
-    return texts
+    texts, made = recorded.answers(), list[np.ndarray]()
+    asked: deque[tuple[Running, HiddenStates]] = deque()
+    left, n_slots, n = iter(prompts[len(texts) :]), engine.config["n_slots"], sum(map(len, texts))
+    while n < n_most:
+        for prompt in islice(left, _N_QUEUED * n_slots - len(asked)):
+            states = HiddenStates(recorded.sizes.columns, recorded.sizes.n_embd)
+            own: dict[str, Any] = {**params, **prompt.arguments(), **states.asked, "echo": True, "cache_prompt": False}
+            asked.append((engine.submit(**own), states))
+        if not asked:
+            break
+        progress("answering", len(texts) + len(made), len(prompts))
+        running, states = asked.popleft()
+        result = running.result()
+        made.append(np.array([*(result.prompt or ()), *result.tokens], np.int32))
+        for piece in cut(made[-1], n_piece_of(engine)):
+            if (rows := states.of(piece.text, piece.start)) is not None:
+                recorded.add_rows(piece, rows)
+        n += len(made[-1])
+        if len(made) == n_slots:
+            recorded.add_answers(made)
+            texts, made = texts + made, []
+    recorded.add_answers(made)
+    return texts + made
 
 
-def pieces_of(texts: Sequence[np.ndarray], seed: int, n_most: int, n_ctx: int) -> list[np.ndarray]:
-    """Pieces (T,) int32 of texts, in random order of the texts, as many as have `n_most` tokens together.
+def distinct(texts: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """Texts (T,) int32 without those that another one begins with.
 
-    None is longer than a context of `n_ctx` tokens. A text that another one begins with is left out, or it would be learnt from
-    and held out at once: each turn of a conversation begins with those before.
+    These would be learnt from and held out at once: each turn of a conversation begins with those before.
+    """
+    texts = list(texts)
+    rising = sorted((text.tobytes(), number) for number, text in enumerate(texts))
+    repeated = {number for (content, number), (after, _) in pairwise(rising) if after.startswith(content)}
+    return [text for number, text in enumerate(texts) if number not in repeated]
+
+
+def n_piece_of(engine: Engine) -> int:
+    """The tokens of a piece at most: none is longer than the context."""
+    return min(_N_PIECE, engine.config["n_ctx"])
+
+
+def mixed(texts: Sequence[Sequence[Piece]], seed: int, n_most: int) -> list[Piece]:
+    """The pieces of texts, in random order of the texts, as many as have `n_most` tokens together.
 
     Raises:
         AuguryError: There is too little text to hold some of it out.
     """
-    rising = sorted((text.tobytes(), number) for number, text in enumerate(texts))
-    repeated = {number for (content, number), (after, _) in pairwise(rising) if after.startswith(content)}
-    texts = [text for number, text in enumerate(texts) if number not in repeated]
-    pieces, n, n_piece = list[np.ndarray](), 0, min(_N_PIECE, n_ctx)
+    pieces, n = list[Piece](), 0
     for number in np.random.default_rng(seed).permutation(len(texts)):
-        for start in range(0, len(texts[number]), n_piece):
-            piece = texts[number][start : start + n_piece]
-            if len(piece) >= _N_LEAST and n + len(piece) <= n_most:
+        for piece in texts[number]:
+            if len(piece.tokens) >= _N_LEAST and n + len(piece.tokens) <= n_most:
                 pieces.append(piece)
-                n += len(piece)
+                n += len(piece.tokens)
     if len(pieces) < 2:
         raise AuguryError(
-            f"there are {n} tokens in {len(pieces)} pieces of at most {n_piece}, expected at least 2 pieces, one of which is "
-            "held out; give more text, or raise --disk"
+            f"there are {n} tokens in {len(pieces)} pieces, expected at least 2, one of which is held out; give more text, or "
+            "raise --disk"
         )
     return pieces
 

@@ -10,6 +10,7 @@ import numpy as np
 from augury.files.gguf_writer import EPSILON
 from augury.interfaces import Progress
 from augury.plugins.learn.head import N_ROW, TargetTensors, Weights
+from augury.plugins.learn.piece import Piece
 from augury.plugins.learn.recorded import Recorded
 from augury.plugins.learn.training import N_STEPS, Trainer, TrainingBatch
 
@@ -32,9 +33,9 @@ class Corpus:
     """
 
     def __init__(
-        self, recorded: Recorded, target: TargetTensors, pieces: Sequence[np.ndarray], n_held_out: int, drafted: np.ndarray
+        self, recorded: Recorded, target: TargetTensors, pieces: Sequence[Piece], n_held_out: int, drafted: np.ndarray
     ) -> None:
-        """The first `n_held_out` of the pieces (T,) int32 are held out; the head drafts the tokens `drafted` (V_d,)."""
+        """The first `n_held_out` of the pieces are held out; the head drafts the tokens `drafted` (V_d,)."""
         self._recorded, self._target, self._pieces, self._drafted = recorded, target, pieces, drafted
         self.rows = self._rows(range(n_held_out, len(pieces)))
         self.held_out = self._rows(range(n_held_out))
@@ -50,14 +51,13 @@ class Corpus:
         for i, row in enumerate(rows):
             at = 0
             for text, (number, start, n) in enumerate(row, start=1):
-                here, piece = (i, slice(at, at + n)), self._pieces[number]
-                kept = self._recorded.window(number, start, n + 1)
+                here, piece = (i, slice(at, at + n)), self._pieces[number].tokens
+                kept = self._recorded.window(self._pieces[number], start, n + 1)
                 features[here], outputs[here] = kept[:-1, : 3 * n_embd], kept[1:, 3 * n_embd :]
                 places = np.arange(start + 1, start + n + 1)
                 tokens[here], texts[here] = piece[places], text
-                is_there[here] = is_learnt | ((places >= len(piece) // 2) & (places < len(piece) - 1))
-                predicted = piece[start + 2 : start + n + 2]  # one less where the piece ends
-                is_drafted[i, at : at + len(predicted)] = np.isin(predicted, self._drafted)
+                is_there[here] = is_learnt | (places >= len(piece) // 2)
+                is_drafted[here] = np.isin(piece[places + 1], self._drafted)
                 at += n
         return TrainingBatch(features, self._target.embedding(tokens), outputs, texts, is_there, is_drafted)
 
@@ -68,8 +68,9 @@ class Corpus:
         """
         numbers = list(dict.fromkeys(number for row in self.rows for number, _, _ in row))[:_N_SAMPLED]
         n = 3 * self._recorded.sizes.n_embd
-        starts = {number: min(_N_FIRST, len(self._pieces[number]) // 2) for number in numbers}
-        kept = [self._recorded.window(*each, N_ROW)[:, :n].astype(np.float32) for each in starts.items()]
+        starts = {number: min(_N_FIRST, len(self._pieces[number].tokens) // 2) for number in numbers}
+        windows = [self._recorded.window(self._pieces[number], start, N_ROW) for number, start in starts.items()]
+        kept = [window[:, :n].astype(np.float32) for window in windows]
         squares = np.concatenate(kept) ** 2
         return np.sqrt((squares / (squares.mean(axis=1, keepdims=True) + EPSILON)).mean(axis=0))
 
@@ -80,10 +81,13 @@ class Corpus:
         return [each / max(n, 1) for each in right]
 
     def _rows(self, numbers: Sequence[int]) -> list[list[_Window]]:
-        """The windows of pieces: those of one piece share a token, which is the last of one and the first of the next."""
+        """The windows of pieces: those of one piece share a token, which is the last of one and the first of the next.
+
+        They leave out a piece's last two tokens: there is none to predict after them.
+        """
         rows, n_free = list[list[_Window]](), 0
         for number in numbers:
-            start, end = 0, len(self._pieces[number]) - 1
+            start, end = 0, len(self._pieces[number].tokens) - 2
             while start < end:
                 if not n_free:
                     rows.append([])

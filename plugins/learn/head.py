@@ -76,6 +76,11 @@ class HeadSizes(LlamaSizes):
         return tuple(f"layer.{number - 1}" if number else "embedding" for number in self.layers)
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The hidden states that it is trained on, of each token: its features, and the target's output."""
+        return (*self.features, "output")
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the trained weights except the output: attention reads a token beside a feature."""
         e, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim

@@ -17,13 +17,11 @@ import numpy as np
 
 from augury.errors import AuguryError, CapacityError
 from augury.files.atomic_file import AtomicFile, write_atomically
-from augury.files.checksum import checksum
-from augury.log import get_logger
 from augury.plugins.learn.head import HeadSizes
+from augury.plugins.learn.hidden_states import read_rows, warn_of_damage, write_rows
+from augury.plugins.learn.piece import Piece
 
 _SETUP = "setup.json"
-_N_CHECKSUM = 16  # bytes after an array, which numpy leaves alone
-_MAX = float(np.finfo(np.float16).max)
 
 
 class Recorded:
@@ -107,7 +105,7 @@ class Recorded:
             try:
                 texts.append(np.array(json.loads(line), np.int32).reshape(-1))
             except (ValueError, TypeError, OverflowError) as error:
-                _warn(path, f"line {len(texts) + 1}: {error}")
+                warn_of_damage(path, f"line {len(texts) + 1}: {error}")
                 break
         return texts
 
@@ -116,41 +114,23 @@ class Recorded:
         written = "".join(f"{json.dumps(text.tolist())}\n" for text in [*self.answers(), *texts])
         write_atomically(self._place("answers.jsonl"), written)
 
-    def has_features(self, number: int, n: int) -> bool:
-        """Whether those of a text of n tokens are there, whole."""
-        path, shape = self._features(number), (n, self.sizes.n_embd * (len(self.sizes.layers) + 1))
-        try:
-            found = np.load(path, mmap_mode="r")
-            if found.shape != shape or found.dtype != np.float16:
-                _warn(path, f"it holds {found.shape} {found.dtype}, expected {shape} float16")
-                return False
-            with path.open("rb") as file:
-                if checksum(file, path.stat().st_size - _N_CHECKSUM) == file.read():
-                    return True
-            _warn(path, "its checksum is another")
-        except FileNotFoundError:
-            pass
-        except Exception as error:  # noqa: BLE001 - a damaged header raises anything
-            _warn(path, str(error))
-        return False
+    def has_rows(self, piece: Piece) -> bool:
+        """Whether the hidden states of a piece are there, whole."""
+        path, n = self._rows(piece), len(piece.tokens) - 1
+        rows = read_rows(path, self.sizes.n_embd * len(self.sizes.columns))
+        if rows is not None and len(rows) != n:
+            warn_of_damage(path, f"it holds {len(rows)} rows, expected {n}")
+        return rows is not None and len(rows) == n
 
-    def add_features(self, number: int, features: Mapping[str, np.ndarray]) -> None:
-        """Keep the target's features of a text, of several residual streams the mean; the largest are those of float16."""
-        n_embd = self.sizes.n_embd
-        columns = [features[name] for name in (*self.sizes.features, "output")]
-        means = [values.reshape(len(values), -1, n_embd).mean(axis=1) for values in columns]
-        with AtomicFile(self._place(self._features(number).name)) as out:
-            np.save(out.file, np.clip(np.hstack(means), -_MAX, _MAX).astype(np.float16))
-            n_bytes = out.file.tell()
-            out.file.seek(0)
-            found = checksum(out.file, n_bytes)
-            out.file.seek(n_bytes)
-            out.file.write(found)
+    def add_rows(self, piece: Piece, rows: np.ndarray) -> None:
+        """Keep the hidden states of a piece; see `HiddenStates`."""
+        with AtomicFile(self._place(self._rows(piece).name)) as out:
+            write_rows(out.file, rows)
             out.publish(is_durable=True)
 
-    def window(self, number: int, start: int, n: int) -> np.ndarray:
-        """Features (m, 4 E) float16 of up to n tokens of a text from `start` on, those of the output last."""
-        values: np.ndarray = np.load(self._features(number), mmap_mode="r")[start : start + n]
+    def window(self, piece: Piece, start: int, n: int) -> np.ndarray:
+        """Rows (m, 4 E) float16 of up to n tokens of a piece from `start` on, those of the output last."""
+        values: np.ndarray = np.load(self._rows(piece), mmap_mode="r")[start : start + n]
         return values
 
     def load(self, name: str) -> dict[str, np.ndarray] | None:
@@ -162,7 +142,7 @@ class Recorded:
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001 - as above
-            _warn(path, str(error))
+            warn_of_damage(path, str(error))
             return None
 
     def save(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -175,8 +155,8 @@ class Recorded:
         """The head is written: let go of all of it, at once, as whatever ends the process may leave no half of it."""
         self.folder.rename(self._lock.scratch() / self.folder.name)
 
-    def _features(self, number: int) -> Path:
-        return self.folder / f"{number:06}.npy"
+    def _rows(self, piece: Piece) -> Path:
+        return self.folder / f"{piece.name}.npy"
 
     def _place(self, name: str) -> Path:
         """Where to write a file; the first is the one that says which training this is."""
@@ -186,14 +166,9 @@ class Recorded:
         return self.folder / name
 
 
-def _warn(path: Path, reason: str) -> None:
-    """Tell of a damaged file, which is made anew."""
-    get_logger("augury.learn").warning("damaged, and made anew", path=str(path), reason=reason)
-
-
 def recorded_bytes(sizes: HeadSizes) -> int:
     """The bytes of each token on disk for a head."""
-    return 2 * sizes.n_embd * (len(sizes.layers) + 1)
+    return 2 * sizes.n_embd * len(sizes.columns)
 
 
 def check_disk(folder: Path, n_bytes: int) -> None:

@@ -23,8 +23,9 @@ from augury.errors import AuguryError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.loader import plan_of
 from augury.plugins.learn import command, fitting, training
-from augury.plugins.learn.corpus import encoded, most_tokens, pieces_of
+from augury.plugins.learn.corpus import answered, distinct, encoded, mixed, most_tokens, n_piece_of, read_prompts
 from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
+from augury.plugins.learn.piece import Piece, cut
 from augury.plugins.learn.recorded import Recorded
 from augury.testing.tiny_model import write_tiny_model
 from augury.text.chat_template import ChatTemplate
@@ -124,14 +125,14 @@ def test_an_interrupted_training_goes_on_to_the_same_head(model, learn, tmp_path
     monkeypatch.setattr(fitting, "_SAVE_EVERY_S", 0.0)
     for cls, name, n, kept in (
         (Recorded, "add_answers", 2, "answers.jsonl"),
-        (Recorded, "add_features", 9, "000008.npy"),
+        (Recorded, "add_rows", 9, "*.npy"),
         (training.Trainer, "step", 8, "checkpoint.npz"),  # in the second epoch
     ):
         with monkeypatch.context() as patch:
             patch.setattr(cls, name, interrupted(getattr(cls, name), n))
             assert learn(resumed)[0] == 130
         assert not resumed.exists()
-        assert (tmp_path / "resumed.gguf.learn" / kept).exists()
+        assert list((tmp_path / "resumed.gguf.learn").glob(kept))
     checkpoint = tmp_path / "resumed.gguf.learn" / "checkpoint.npz"
     before = checkpoint.stat().st_mtime_ns
     with subprocess.Popen([sys.executable, "-m", "augury", *learning(model, resumed)], stderr=subprocess.DEVNULL) as process:
@@ -199,7 +200,7 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
         (["-f", "none.txt"], 1, "none.txt: No such file"),
         (["-f", "empty"], 1, "-f: there is no text in it"),
         (["--prompts", "bad.jsonl"], 1, "bad.jsonl:1: not JSON"),
-        (["-f", "short.jsonl"], 1, "expected at least 2 pieces, one of which is held out; give more text"),
+        (["-f", "short.jsonl"], 1, "expected at least 2, one of which is held out; give more text"),
         (["-f", "foreign.jsonl"], 2, "tokens from 1 to 9999, expected ids below 264"),
     ],
 )
@@ -328,12 +329,32 @@ def test_a_conversation_is_written_by_the_template_with_its_tools_and_variables(
         assert engine.tokenizer.decode(ids.tolist()) == "<on>er|the|an in"
 
 
+@pytest.mark.parametrize("spec_type", ["none", "ngram-simple:n=1,m=4"])
+def test_what_answers_are_made_of_is_kept_and_is_that_of_a_second_pass(model, tmp_path, monkeypatch, spec_type):
+    monkeypatch.setattr("augury.plugins.learn.corpus._N_PIECE", 80)
+    with ModelFile.open(model / "model.gguf") as file:
+        sizes = HeadSizes.for_target(plan_of(file, REGISTRY), "it", N_DRAFTED)
+    prompts, n_most = read_prompts(model / "prompts.jsonl"), 7 * 192 - 5
+    how = {"threads": 1, "n_ctx": 512, "slots": 3, "spec_type": spec_type, "spec_fixed": True}
+    with Engine.load(model / "model.gguf", **how) as engine, Recorded(tmp_path / "head.gguf.learn") as recorded:
+        recorded.take_up(sizes, {})
+        texts = answered(engine, prompts, {}, recorded, n_most, lambda *told: None)
+        assert [len(text) for text in texts] == [192] * 7
+        again = answered(engine, prompts, {}, recorded, n_most, lambda *told: None)
+        assert [*map(list, again)] == [*map(list, recorded.answers())] == [*map(list, texts)]
+        pieces = [piece for text in texts for piece in cut(text, n_piece_of(engine))]
+        assert [len(piece.tokens) for piece in pieces[:3]] == [80, 80, 32]
+        for piece, rows in zip(pieces, command._rows(engine, sizes, pieces), strict=True):
+            assert recorded.has_rows(piece)
+            assert np.array_equal(recorded.window(piece, 0, 100), rows)
+
+
 def test_a_text_that_another_begins_with_is_left_out():
     turns = [np.arange(n, dtype=np.int32) for n in (10, 50, 30)]
     other = np.int32([0, 1, 2, 3, 4, 5, 6, 7, 9, 8])
-    pieces = pieces_of([*turns, other, turns[1]], 1, 10**6, 64)
-    assert sorted(map(len, pieces)) == [10, 50]
-    assert {piece[9] for piece in pieces} == {8, 9}
+    texts = distinct([*turns, other, turns[1]])
+    assert sorted(map(len, texts)) == [10, 50]
+    assert {text[9] for text in texts} == {8, 9}
 
 
 def test_the_draft_vocabulary_is_of_the_most_frequent_tokens():
@@ -342,15 +363,17 @@ def test_the_draft_vocabulary_is_of_the_most_frequent_tokens():
     assert draft_vocabulary(texts, 12, 5).tolist() == [0, 2, 5, 7, 9]
 
 
-def test_pieces_fit_into_the_context_and_the_budget():
+def test_pieces_are_whole_texts_in_parts_within_the_budget():
     texts = [np.arange(1000, dtype=np.int32), np.arange(2000, 2300, dtype=np.int32), np.arange(5, dtype=np.int32)]
-    pieces = pieces_of(texts, 1, 10**6, 400)
-    assert sorted(map(len, pieces)) == [200, 300, 400, 400]
-    assert np.array_equal(np.sort(np.concatenate(pieces)), np.sort(np.concatenate(texts[:2])))
-    assert sum(map(len, pieces_of(texts, 1, 800, 400))) <= 800
-    assert sorted(map(len, pieces_of(texts, 1, 10**6, 4096))) == [300, 1000]
-    with pytest.raises(AuguryError, match="0 tokens in 0 pieces of at most 400"):
-        pieces_of(texts, 1, 100, 400)
+    cuts = [cut(text, 400) for text in texts]
+    pieces = mixed(cuts, 1, 10**6)
+    assert sorted(len(piece.tokens) for piece in pieces) == [200, 300, 400, 400]
+    assert np.array_equal(np.sort(np.concatenate([piece.tokens for piece in pieces])), np.sort(np.concatenate(texts[:2])))
+    assert sum(len(piece.tokens) for piece in mixed(cuts, 1, 800)) <= 800
+    assert [(piece.start, len(piece.text)) for piece in cut(texts[1], 200, 50)] == [(50, 250), (250, 300)]
+    assert len({piece.name for piece in [*cut(texts[0], 400), *cut(texts[0], 1000), *cut(texts[0], 400, 1)]}) == 3 + 1 + 3
+    with pytest.raises(AuguryError, match="0 tokens in 0 pieces, expected at least 2"):
+        mixed(cuts, 1, 100)
 
 
 def test_texts_have_no_more_tokens_than_is_said(model):
@@ -361,24 +384,26 @@ def test_texts_have_no_more_tokens_than_is_said(model):
 
 def test_batches_are_of_full_rows_and_judge_second_halves_by_what_the_head_drafts(monkeypatch):
     monkeypatch.setattr(fitting, "N_ROW", 4)
-    pieces = [np.int32([1, 2, 3, 4, 5, 6]), np.int32([7, 8, 9, 8, 7, 8, 9, 8]), np.int32([8, 8, 5, 9])]
+    pieces = [Piece(np.int32(text)) for text in ([1, 2, 3, 4, 5, 6], [7, 8, 9, 8, 7, 8, 9, 8], [8, 8, 5, 9])]
     recorded = SimpleNamespace(
         sizes=SimpleNamespace(n_embd=1),
-        window=lambda number, start, n: np.tile(pieces[number][start : start + n, None], 4) + np.float16([0, 0.25, 0.5, 0.75]),
+        window=lambda piece, start, n: (
+            np.tile(piece.tokens[:-1][start : start + n, None], 4) + np.float16([0, 0.25, 0.5, 0.75])
+        ),
     )
     corpus = fitting.Corpus(recorded, SimpleNamespace(embedding=lambda ids: ids[..., None]), pieces, 1, np.int32([5, 8, 9]))
-    assert corpus.held_out == [[(0, 0, 4)], [(0, 4, 1)]]
-    assert corpus.rows == [[(1, 0, 4)], [(1, 4, 3), (2, 0, 1)], [(2, 1, 2)]]
+    assert corpus.held_out == [[(0, 0, 4)]]
+    assert corpus.rows == [[(1, 0, 4)], [(1, 4, 2), (2, 0, 2)]]
     batch = corpus.batch(corpus.rows[1:])
     assert batch.features.shape == (fitting.N_BATCH, 4, 3)
     assert batch.features[0, 1].tolist() == [8, 8.25, 8.5]
-    assert batch.embedded[0, :, 0].tolist() == [8, 9, 8, 8]
-    assert batch.outputs[0, :, 0].tolist() == [8.75, 9.75, 8.75, 8.75]
-    assert batch.texts.tolist() == [[1, 1, 1, 2], [1, 1, 0, 0], [0] * 4, [0] * 4]
+    assert batch.embedded[0, :, 0].tolist() == [8, 9, 8, 5]
+    assert batch.outputs[0, :, 0].tolist() == [8.75, 9.75, 8.75, 5.75]
+    assert batch.texts.tolist() == [[1, 1, 2, 2], *[[0] * 4] * 3]
     assert np.array_equal(batch.is_there, batch.texts > 0)
-    assert batch.is_drafted[:2].tolist() == [[True, True, False, True], [True, False, False, False]]
+    assert batch.is_drafted[0].tolist() == [True, True, True, True]
     judged = corpus.batch(corpus.held_out, is_learnt=False)
-    assert judged.is_there[:2].tolist() == [[False, False, True, True], [False] * 4]
+    assert judged.is_there[0].tolist() == [False, False, True, True]
     assert judged.is_drafted[0].tolist() == [False, False, True, False]
 
 
@@ -386,8 +411,8 @@ def test_features_come_to_one_scale():
     sizes = HeadSizes(32, 8, 16, 4, 4, head_dim=2, n_rot=2, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
     kept = np.random.default_rng(3).normal(0, np.geomspace(0.01, 100, 32), (40, 32)).astype(np.float16)
     kept[0] = 1000  # of a first token
-    recorded = SimpleNamespace(sizes=sizes, window=lambda number, start, n: kept[start : start + n])
-    corpus = fitting.Corpus(recorded, None, [np.zeros(40, np.int32)] * 2, 1, np.int32([0]))
+    recorded = SimpleNamespace(sizes=sizes, window=lambda piece, start, n: kept[start : start + n])
+    corpus = fitting.Corpus(recorded, None, [Piece(np.zeros(41, np.int32))] * 2, 1, np.int32([0]))
     weights = first_weights(sizes, SimpleNamespace(norm=np.ones(8, np.float32)), corpus.spread(), 1)
     read = kept[8:, :24].astype(np.float32)
     read *= weights["enc.output_norm.weight"] / np.sqrt((read**2).mean(axis=1, keepdims=True))

@@ -1,6 +1,7 @@
 """The folder of a training: one run has it, and what is damaged in it is told and made anew."""
 
 import logging
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 
 from augury.errors import AuguryError
+from augury.plugins.learn.hidden_states import HiddenStates
+from augury.plugins.learn.piece import Piece
 from augury.plugins.learn.recorded import Recorded
 
-SIZES = SimpleNamespace(n_embd=2, layers=(0, 1), features=("layer.0", "layer.1"))
+SIZES = SimpleNamespace(n_embd=2, columns=("layer.0", "layer.1", "output"))
 SETUP = {"seed": 1}
-N = 3  # tokens of the text
+PIECE = Piece(np.int32([5, 6, 7, 8]))
+NAME = f"{PIECE.name}.npy"
 
 
 @contextmanager
@@ -24,8 +28,7 @@ def opened(folder, **setup):
         yield recorded
 
 
-def states(value, n=N, n_streams=1):
-    return {name: np.full((n, 2 * n_streams), value, np.float32) for name in (*SIZES.features, "output")}
+ROWS = np.full((3, 6), 1, np.float16)
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def kept(tmp_path):
     """The folder of a run that ended early."""
     with opened(tmp_path) as recorded:
         recorded.add_answers([np.array([1, 2], np.int32), np.array([3], np.int32)])
-        recorded.add_features(0, states(1))
+        recorded.add_rows(PIECE, ROWS)
         recorded.save("checkpoint", {"a": np.arange(100)})
     return tmp_path
 
@@ -62,8 +65,8 @@ def test_an_empty_folder_is_a_fresh_one(tmp_path, rest):
         (folder / name).write_bytes(b"half")
     with opened(tmp_path) as recorded:
         assert recorded.is_fresh
-        recorded.add_features(0, states(1))
-        assert recorded.has_features(0, N)
+        recorded.add_rows(PIECE, ROWS)
+        assert recorded.has_rows(PIECE)
     with pytest.raises(AuguryError, match="holds the beginning of another training"):
         opened(tmp_path, seed=2).__enter__()
     with opened(tmp_path) as recorded:
@@ -100,37 +103,42 @@ def damaged(path, way):
 @pytest.mark.parametrize("way", ["emptied", "cut", "garbage", "another's", "one bit"])
 def test_damaged_features_and_checkpoints_are_told_and_made_anew(kept, way, caplog):
     folder = kept / "head.gguf.learn"
-    for name in ("000000.npy", "checkpoint.npz"):
+    for name in (NAME, "checkpoint.npz"):
         damaged(folder / name, way)
     with opened(kept) as recorded, caplog.at_level(logging.WARNING):
-        assert not recorded.has_features(0, N)
+        assert not recorded.has_rows(PIECE)
         assert recorded.load("checkpoint") is None
-        assert [name in caplog.text for name in ("000000.npy", "checkpoint.npz")] == [True, True]
-        recorded.add_features(0, states(2))
+        assert [name in caplog.text for name in (NAME, "checkpoint.npz")] == [True, True]
+        recorded.add_rows(PIECE, 2 * ROWS)
         recorded.save("checkpoint", {"a": np.arange(3)})
         caplog.clear()
-        assert recorded.has_features(0, N)
+        assert recorded.has_rows(PIECE)
         assert recorded.load("checkpoint")["a"].tolist() == [0, 1, 2]
-        assert not recorded.has_features(1, N)
+        assert not recorded.has_rows(Piece(PIECE.text, 1))
         assert recorded.load("best") is None
     assert caplog.text == ""
 
 
 def test_damage_of_any_byte_is_no_failure_and_found_in_features(kept):
     folder = kept / "head.gguf.learn"
-    for name in ("000000.npy", "checkpoint.npz"):
+    for name in (NAME, "checkpoint.npz"):
         data = (folder / name).read_bytes()
         for at in range(0, len(data), 3 if name.endswith("npy") else 11):
             (folder / name).write_bytes(data[:at] + bytes([data[at] ^ 0x15]) + data[at + 1 :])
             with opened(kept) as recorded:
-                assert not (name.endswith("npy") and recorded.has_features(0, N))
+                assert not (name.endswith("npy") and recorded.has_rows(PIECE))
                 recorded.load("checkpoint")
 
 
-def test_features_of_a_text_of_another_length_are_made_anew(kept, caplog):
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [(ROWS[:2], "holds 2 rows, expected 3"), (ROWS[:, :5], r"holds \(3, 5\) float16, expected \(n, 6\) float16")],
+)
+def test_rows_of_another_piece_are_made_anew(kept, rows, told, caplog):
     with opened(kept) as recorded, caplog.at_level(logging.WARNING):
-        assert not recorded.has_features(0, N + 1)
-    assert "expected (4, 6) float16" in caplog.text
+        recorded.add_rows(PIECE, rows)
+        assert not recorded.has_rows(PIECE)
+    assert re.search(told, caplog.text)
 
 
 @pytest.mark.parametrize(("line", "n"), [(b"[1, 2", 1), (b"\xff", 1), (b'["a"]', 1), (b"[99999999999]", 1), (b"[4]", 3)])
@@ -143,21 +151,38 @@ def test_answers_are_taken_up_to_a_damaged_one(kept, line, n, caplog):
     assert ("answers.jsonl" in caplog.text) == (n == 1)
 
 
-def test_states_beyond_float16_are_its_largest_and_not_infinite(tmp_path):
-    values = np.array([65504.0, 65520.0, 1e6, np.inf, -1e6, -np.inf], np.float32)
-    found = {name: np.stack([values, values], axis=1) for name in (*SIZES.features, "output")}
-    with opened(tmp_path) as recorded:
-        recorded.add_features(0, found)
-        written = np.load(recorded.folder / "000000.npy")
+def states(values):
+    return dict.fromkeys(SIZES.columns, np.array(values, np.float32))
+
+
+def rows_of(text, *told, start=0):
+    found = HiddenStates(SIZES.columns, SIZES.n_embd)
+    for at, tokens, values in told:
+        found.add(at, np.int32(tokens), states(values))
+    return found.of(np.int32(text), start)
+
+
+def test_states_beyond_float16_are_its_largest_and_not_infinite():
+    values = np.array([65504.0, 65520.0, 1e6, np.inf, -1e6, -np.inf])
     expected = np.array([65504, 65504, 65504, 65504, -65504, -65504], np.float16)
-    assert np.array_equal(written, np.repeat(expected[:, None], 6, axis=1))
+    found = rows_of(range(7), (0, range(6), np.stack([values, values], axis=1)))
+    assert np.array_equal(found, np.repeat(expected[:, None], 6, axis=1))
 
 
-def test_of_several_residual_streams_the_mean_is_kept(tmp_path):
-    streams = np.array([[1, 2, 3, 6]], np.float32)  # of two values each
-    with opened(tmp_path) as recorded:
-        recorded.add_features(0, dict.fromkeys((*SIZES.features, "output"), streams))
-        assert np.array_equal(recorded.window(0, 0, 9), np.array([[2, 4] * 3], np.float16))
+def test_of_several_residual_streams_the_mean_is_kept():
+    assert rows_of([9, 9], (0, [9], [[1, 2, 3, 6]])).tolist() == [[2, 4] * 3]
+
+
+def test_rows_are_those_of_the_text_also_where_it_was_begun_again_or_its_beginning_reused():
+    two = [[1, 1], [2, 2]]
+    told = [(2, [7, 8], two), (4, [9], [[3, 3]])]
+    assert rows_of([5, 6, 7, 8, 9, 1], *told) is None
+    assert rows_of([5, 6, 7, 8, 9, 1], *told, start=2)[:, 0].tolist() == [1, 2, 3]
+    assert rows_of([5, 6, 7, 8, 9, 1], *told, start=3)[:, 0].tolist() == [2, 3]
+    assert rows_of([5, 6, 7, 1, 9, 1], *told, start=2) is None
+    assert rows_of([5, 6, 7, 8, 9, 1], *told, (3, [8, 9], two), start=2)[:, 0].tolist() == [1, 1, 2]
+    assert rows_of([5, 6, 8, 9], *told, (0, [5, 6], two), (2, [8], [[4, 4]]))[:, 0].tolist() == [1, 2, 4]
+    assert rows_of([5, 6]) is None
 
 
 def test_with_the_head_all_of_it_is_gone(kept):
