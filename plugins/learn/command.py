@@ -47,6 +47,7 @@ from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_voc
 from augury.plugins.learn.hidden_states import HiddenStates
 from augury.plugins.learn.piece import Piece, cut
 from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
+from augury.plugins.published_heads import export
 
 if TYPE_CHECKING:
     from augury import Engine
@@ -83,6 +84,12 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     group.add_argument("-o", "--output", type=Path, required=True, metavar="HEAD.gguf", help="where the head goes")
     group.add_argument(
+        "--export",
+        type=Path,
+        metavar="FOLDER",
+        help="write the head as a folder for vLLM as well; without -f and --prompts: a head that -o names is there already",
+    )
+    group.add_argument(
         "--draft-vocabulary",
         type=count(least=1),
         default=8192,
@@ -101,11 +108,14 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     add_sampling_flags(parser, registry)
-    parser.show_first("-f --prompts -o -m -t --epochs --draft-vocabulary --disk")
+    parser.show_first("-f --prompts -o --export -m -t --epochs --draft-vocabulary --disk")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.export and not args.file and args.prompts is None:
+        _export(args)
+        return 0
     _check_flags(args)
     params = {**_DEFAULTS, **request_params(args)}
     with ExitStack() as stack:
@@ -152,6 +162,8 @@ def _check_flags(args: argparse.Namespace) -> None:
     if find_spec("jax") is None:
         raise UnsupportedError(f"learning needs jax, which is not installed; the extra has it: {install_command('learn')}")
     _check_output(args.output)
+    if args.export:
+        export.check_folder(args.export)
 
 
 def _check_output(path: Path) -> None:
@@ -240,6 +252,16 @@ def _train(
     with ProgressDisplay() as progress:
         best = fit(trainer, recorded, corpus, args.epochs, seed, progress, say)
     write_head(args.output, recorded.sizes, file, tokens, best, output)
+    if args.export:
+        _export(args, {**best, "output.weight": output})
+
+
+def _export(args: argparse.Namespace, values: Mapping[str, np.ndarray] | None = None) -> None:
+    """Write a head that is there as a folder, with the weights as they were before they were quantised, if these are known."""
+    export.check_folder(args.export)
+    with ModelFile.open(args.output) as head:
+        export.write_folder(args.export, head, values)
+    say(f'{args.export}: the head for vLLM, --speculative-config \'{{"model": "{args.export}", "method": "eagle3"}}\'')
 
 
 def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Sequence[Piece]) -> None:
