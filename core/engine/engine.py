@@ -276,6 +276,11 @@ class Engine(Receipts, Evaluations):
         """The state of every slot, the waiting requests, and counts since `load`. Any thread may ask; it waits for nothing."""
         return self._worker.stats()
 
+    @property
+    def hidden_state_names(self) -> tuple[str, ...]:
+        """What `hidden_states`, of the engine or of a request, may name."""
+        return tuple(self._context.model.features)
+
     def watch_trials(self, observer: Callable[[Iterable[Trial]], object] | None) -> None:
         """Hand an observer every token that is proposed with a chance, and whether it was right; None: no observer.
 

@@ -34,6 +34,8 @@ from augury.files.models import resolve
 from augury.memory_limit import n_bytes_of_machine
 from augury.plugins.learn.corpus import (
     answered,
+    collected,
+    cut_texts,
     digest,
     distinct,
     encoded,
@@ -120,7 +122,7 @@ def _run(args: argparse.Namespace) -> int:
     params = {**_DEFAULTS, **request_params(args)}
     with ExitStack() as stack:
         recorded = stack.enter_context(Recorded(args.output.with_name(f"{args.output.name}.learn")))
-        prompts = read_texts(args.file) if args.file else read_prompts(args.prompts)
+        prompts, known = read_texts(args.file) if args.file else read_prompts(args.prompts), collected(args.file)
         with ProgressDisplay() as progress:
             path = resolve(args.model, args.registry, progress)
         file = stack.enter_context(ModelFile.open(path, overrides_of(args)))
@@ -130,7 +132,7 @@ def _run(args: argparse.Namespace) -> int:
         n_kept = args.disk * 10**9
         setup = {
             "model": file.digest,
-            "texts": digest(prompts),
+            "texts": digest(prompts, known),
             "sampling": params if args.prompts else None,
             "draft_vocabulary": sizes.n_drafted,
             "seed": params["seed"],
@@ -145,7 +147,7 @@ def _run(args: argparse.Namespace) -> int:
             n_bytes = min(n_tokens * recorded_bytes(sizes), n_kept)
             n_bytes += 4 * sizes.n_weights * 8  # two checkpoints at once, and the best twice
             check_disk(args.output.resolve().parent, n_bytes)
-        pieces = _record(args, prompts, params, recorded, n_kept // recorded_bytes(sizes))
+        pieces = _record(args, prompts, known, params, recorded, n_kept // recorded_bytes(sizes))
         target, n_held_out = TargetTensors(file, plan), max(len(pieces) // _HELD_OUT, 1)
         tokens = draft_vocabulary((piece.tokens for piece in pieces[n_held_out:]), plan.n_vocab, sizes.n_drafted)
         _train(args, target, recorded, pieces, n_held_out, tokens, file, params["seed"])
@@ -197,19 +199,24 @@ def _check_memory(sizes: HeadSizes) -> None:
 
 
 def _record(
-    args: argparse.Namespace, prompts: Sequence[Prompt], params: Mapping[str, Any], recorded: Recorded, n_most: int
+    args: argparse.Namespace,
+    prompts: Sequence[Prompt],
+    known: Mapping[str, Path],
+    params: Mapping[str, Any],
+    recorded: Recorded,
+    n_most: int,
 ) -> list[Piece]:
-    """Let the engine answer prompts, and compute the hidden states that are not known from that."""
+    """Let the engine answer prompts, and compute the hidden states that are not known from that, nor `collected`."""
     with ProgressDisplay() as progress, load_engine(args, args.spec_type, args.model_draft, progress) as engine:
         n_piece = n_piece_of(engine)
         if args.prompts is None:
-            texts = list(encoded(engine, prompts))
-            cuts = [[Piece(text[at : at + n_piece]) for at in range(0, len(text), n_piece)] for text in distinct(texts)]
+            texts, width = list(encoded(engine, prompts)), recorded.sizes.n_embd * len(recorded.sizes.columns)
+            cuts, places = cut_texts(texts, n_piece, known, width)
         else:
             texts = answered(engine, prompts, params, recorded, n_most, progress)
-            cuts = [cut(text, n_piece) for text in distinct(texts)]
+            cuts, places = [cut(whole.text, n_piece) for whole, _ in distinct(map(Piece, texts))], {}
         pieces = mixed(cuts, params["seed"], n_most)
-        left = [piece for piece in pieces if not recorded.has_rows(piece)]
+        left = [piece for piece in pieces if not (recorded.has_rows(piece) or recorded.copy_rows(piece, places))]
         for start in range(0, len(left), args.parallel):
             progress("hidden states", len(pieces) - len(left) + start, len(pieces))
             for piece, rows in zip(now := left[start : start + args.parallel], _rows(engine, recorded.sizes, now), strict=True):

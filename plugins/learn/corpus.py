@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from augury.cli import Prompt, prompts_of_lines, read_text, say
 from augury.errors import AuguryError, OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.plugins.learn.hidden_states import HiddenStates
+from augury.plugins.learn.hidden_states import STATES, HiddenStates, read_rows
 from augury.plugins.learn.piece import Piece, cut
 from augury.plugins.learn.recorded import Recorded
 
@@ -38,7 +38,7 @@ def read_texts(paths: Iterable[Path]) -> list[Prompt]:
         if not path.is_dir():
             found += _read(path)
             continue
-        for inner in sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith(".")):
+        for inner in sorted(each for each in path.rglob("[!.]*") if each.is_file() and each.parent.name != STATES):
             try:
                 found += _read(inner)
             except AuguryError as error:
@@ -55,9 +55,10 @@ def read_prompts(path: Path) -> list[Prompt]:
     return _checked(prompts_of_lines(read_text(path), str(path)), "--prompts")
 
 
-def digest(prompts: Iterable[Prompt]) -> str:
-    """A hash of texts or prompts, to know them again."""
-    content = json.dumps([each.arguments() for each in prompts], sort_keys=True, default=str)
+def digest(prompts: Iterable[Prompt], known: Mapping[str, Path]) -> str:
+    """A hash of texts or prompts, and of what is `collected` of them, to know them again."""
+    states = [(name, path.stat().st_size) for name, path in sorted(known.items())]
+    content = json.dumps([*[each.arguments() for each in prompts], *states], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -127,15 +128,61 @@ def answered(
     return texts + made
 
 
-def distinct(texts: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Texts (T,) int32 without those that another one begins with.
+def collected(paths: Iterable[Path]) -> dict[str, Path]:
+    """The files of hidden states that a server has collected beside texts, by the names of the texts."""
+    folders = {path if path.is_dir() else path.parent for path in paths}
+    return {file.stem: file for folder in sorted(folders) for file in folder.glob(f"**/{STATES}/[!.]*.npy")}
 
-    These would be learnt from and held out at once: each turn of a conversation begins with those before.
+
+def cut_texts(
+    texts: Iterable[np.ndarray], n_piece: int, known: Mapping[str, Path], width: int
+) -> tuple[list[list[Piece]], dict[str, tuple[Path, slice]]]:
+    """Pieces of texts (T,) int32, of `n_piece` tokens at most, and where the hidden states of some are.
+
+    Of a text whose hidden states are known these tokens are taken, of others all. A piece of the latter is a text of its own.
+
+    Args:
+        texts: In any order.
+        n_piece: See above.
+        known: See `collected`.
+        width: Of a row.
+
+    Returns:
+        The pieces of each text, and by a piece's name a file and the rows in it.
     """
-    texts = list(texts)
-    rising = sorted((text.tobytes(), number) for number, text in enumerate(texts))
-    repeated = {number for (content, number), (after, _) in pairwise(rising) if after.startswith(content)}
-    return [text for number, text in enumerate(texts) if number not in repeated]
+    wholes, files = list[Piece](), dict[str, Path]()
+    for text in texts:
+        rows = None if (path := known.get(name := Piece(text).name)) is None else read_rows(path, width)
+        if path is not None and rows is not None and 0 < len(rows) < len(text):
+            wholes.append(Piece(text, len(text) - 1 - len(rows)))
+            files[name] = path
+        else:
+            wholes.append(Piece(text))
+    cuts, places = list[list[Piece]](), dict[str, tuple[Path, slice]]()
+    for whole, end in distinct(wholes):
+        if (path := files.get(Piece(whole.text).name)) is None:
+            cuts.append([Piece(whole.text[at : min(at + n_piece, end)]) for at in range(0, end, n_piece)])
+        else:
+            cuts.append(cut(whole.text[:end], n_piece, whole.start))
+            for piece in cuts[-1]:
+                places[piece.name] = path, slice(piece.start - whole.start, len(piece.text) - 1 - whole.start)
+    return cuts, places
+
+
+def distinct(wholes: Iterable[Piece]) -> list[tuple[Piece, int]]:
+    """Texts, each from `Piece.start` on, and where they end without what longer texts have of them.
+
+    What two have would be learnt from and held out at once: each turn of a conversation begins with those before.
+    """
+    found, after, covered = list[tuple[Piece, int]](), b"", 0
+    for whole in sorted(wholes, key=lambda whole: whole.text.tobytes(), reverse=True):
+        content = whole.text.tobytes()
+        if not after.startswith(content):
+            covered = len(whole.text)
+        if whole.start < covered:
+            found.append((whole, min(covered + 1, len(whole.text))))  # the last token's hidden states are the longer text's
+        after, covered = content, min(covered, whole.start)
+    return found
 
 
 def n_piece_of(engine: Engine) -> int:

@@ -58,7 +58,6 @@ class HeadSizes(LlamaSizes):
             raise UnsupportedError(f"{name}: its layers tell no hidden states, which a head reads; learn for another model")
         head_dim = next((d for d in _HEAD_DIMS if n_embd % d == 0 and n_embd // d > 1), n_embd)
         n_heads = n_embd // head_dim
-        layers = (2, n // 2, n - 3) if n > 5 else (1 % n, n // 2, n - 1)
         n_ff = -(-3 * n_embd // _FF_BLOCK) * _FF_BLOCK
         return cls(
             *(plan.n_vocab, n_embd, n_ff, n_heads, n_heads),
@@ -66,14 +65,14 @@ class HeadSizes(LlamaSizes):
             n_rot=head_dim,
             n_layers=1,
             n_ctx=plan.n_ctx_train,
-            layers=layers,
+            layers=_layers_of(n),
             n_drafted=min(n_drafted, plan.n_vocab),
         )
 
     @property
     def features(self) -> tuple[str, ...]:
         """The names of its features."""
-        return tuple(f"layer.{number - 1}" if number else "embedding" for number in self.layers)
+        return _features_of(self.layers)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -99,6 +98,21 @@ class HeadSizes(LlamaSizes):
     def n_weights(self) -> int:
         """How many numbers are trained."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+
+def columns_of(n_layers: int) -> tuple[str, ...]:
+    """The columns of a head for a target of so many layers, which may tell none of them."""
+    return (*_features_of(_layers_of(n_layers)), "output")
+
+
+def _layers_of(n: int) -> tuple[int, ...]:
+    """An early, a middle and a late one of n layers."""
+    return (2, n // 2, n - 3) if n > 5 else (1 % n, n // 2, n - 1)
+
+
+def _features_of(layers: Iterable[int]) -> tuple[str, ...]:
+    """The names of the inputs of layers."""
+    return tuple(f"layer.{number - 1}" if number else "embedding" for number in layers)
 
 
 class TargetTensors:

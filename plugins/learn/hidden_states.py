@@ -12,6 +12,8 @@ from attrs import define, field
 from augury.files.checksum import checksum
 from augury.log import get_logger
 
+STATES = ".hidden-states"
+"""The folder of those that a server collects, beside its requests; a file's name is that of the text as a `Piece`."""
 _N_CHECKSUM = 16  # bytes after an array, which numpy leaves alone
 _MAX = float(np.finfo(np.float16).max)
 

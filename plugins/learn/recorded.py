@@ -128,6 +128,15 @@ class Recorded:
             write_rows(out.file, rows)
             out.publish(is_durable=True)
 
+    def copy_rows(self, piece: Piece, places: Mapping[str, tuple[Path, slice]]) -> bool:
+        """Keep those of a piece that are in a file of others, by its name; returns whether they are."""
+        if piece.name not in places:
+            return False
+        path, place = places[piece.name]
+        if (rows := read_rows(path, self.sizes.n_embd * len(self.sizes.columns))) is not None:
+            self.add_rows(piece, rows[place])
+        return rows is not None
+
     def window(self, piece: Piece, start: int, n: int) -> np.ndarray:
         """Rows (m, 4 E) float16 of up to n tokens of a piece from `start` on, those of the output last."""
         values: np.ndarray = np.load(self._rows(piece), mmap_mode="r")[start : start + n]

@@ -1,4 +1,4 @@
-"""Answered requests, kept on disk: `augury learn` trains a head on them."""
+"""Answered requests, kept on disk with hidden states: `augury learn` trains a head on them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,50 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import numpy as np
 
 from augury.files.file_lock import locked
 from augury.log import get_logger
+from augury.plugins.learn import hidden_states, piece
 
 _NEWEST, _BEFORE = "requests.jsonl", "requests-before.jsonl"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 _N_BYTES = 64 << 20  # in all, some ten million tokens
+_PART = ".part"
+_N_HEADER = 144  # bytes of such a file beside its numbers
 
 
 class Collection:
     """The folder of `--collect`: each request is a line of JSON with the tokens of its prompt and answer.
 
     The newest are in `requests.jsonl`. At half of the limit that file replaces `requests-before.jsonl`, and the oldest requests
-    are gone. Only the owner may read them. Several servers may share a folder. A link in place of a file, or of the folder once
-    the server runs, is not followed.
+    are gone. Hidden states lie beside them, in a file for each request; of these, too, the oldest go first. Only the owner may
+    read them. Several servers may share a folder. A link in place of a file, or of the folder once the server runs, is not
+    followed.
+
+    Attributes:
+        n_states_bytes: How many bytes of hidden states are kept at most.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, n_states_bytes: int = 0) -> None:
         """Keep requests in a folder that exists."""
-        self._folder, self._is_refused = folder, False
+        self._folder, self._is_refused, self.n_states_bytes = folder, False, n_states_bytes
 
-    def add(self, tokens: Sequence[int]) -> None:
+    def add(self, tokens: Sequence[int], states: hidden_states.HiddenStates | None = None) -> None:
         """Keep a request; called on any thread. Where the disk refuses it is not kept, and the first time a warning says so."""
+        text = np.array(tokens, np.int32)
+        rows = None if states is None else states.of(text, states.first)
         line = (json.dumps({"tokens": tokens}, separators=(",", ":")) + "\n").encode()
         try:
             folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 locked(folder, waits=True)
                 _append(folder, line)
+                if rows is not None and len(rows):
+                    _add_rows(folder, f"{piece.Piece(text).name}.npy", rows, self.n_states_bytes)
             finally:
                 os.close(folder)
             self._is_refused = False
@@ -44,6 +57,31 @@ class Collection:
             if not self._is_refused:
                 get_logger("augury.server").warning("requests cannot be kept", folder=str(self._folder), error=str(error))
             self._is_refused = True
+
+
+def _add_rows(folder: int, name: str, rows: np.ndarray, n_most: int) -> None:
+    """Keep the hidden states of a request, and of the others the newest that have room in `n_most` bytes."""
+    with suppress(FileExistsError):
+        os.mkdir(hidden_states.STATES, 0o700, dir_fd=folder)
+    states = os.open(hidden_states.STATES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(_PART, dir_fd=states)  # of a server that was killed
+        with os.scandir(states) as entries:
+            found = [(each.name, each.stat(follow_symlinks=False)) for each in entries]
+        n_bytes = rows.nbytes + _N_HEADER + sum(status.st_size for _, status in found)
+        for old, status in sorted(found, key=lambda each: each[1].st_mtime_ns):
+            if n_bytes > n_most:
+                os.unlink(old, dir_fd=states)
+                n_bytes -= status.st_size
+        if n_bytes > n_most:
+            return
+        file = os.open(_PART, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=states)
+        with os.fdopen(file, "r+b") as out:
+            hidden_states.write_rows(out, rows)
+        os.rename(_PART, name, src_dir_fd=states, dst_dir_fd=states)
+    finally:
+        os.close(states)
 
 
 def _append(folder: int, line: bytes) -> None:

@@ -140,7 +140,8 @@ def _server_of(model: ServedModel, n_models: int) -> Server:
     if args.collect is not None:
         from augury.plugins.server.collection import Collection
 
-        server.collection = Collection(_folder("--collect", args.collect))
+        n_gb = 0 if args.replicas is not None else args.collect_disk
+        server.collection = Collection(_folder("--collect", args.collect), n_gb * 10**9)
     return server
 
 

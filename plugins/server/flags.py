@@ -65,6 +65,9 @@ class ServedModelFlags:
     collect: str | None = option(
         None, help="folder that keeps the tokens of the newest requests and answers, 64 MiB, for augury learn -f"
     )
+    collect_disk: int = option(
+        4, ge=0, help="with --collect: GB of these requests' hidden states, which augury learn need not compute; 0: none"
+    )
     sleep_idle_seconds: int = option(
         -1, ge=-1, help="seconds without a request after which the model is unloaded until the next one; -1: never"
     )

@@ -25,6 +25,7 @@ from augury.types import Result, Token
 
 if TYPE_CHECKING:
     from augury import Running
+    from augury.plugins.learn import hidden_states
     from augury.plugins.server.collection import Collection
 
 _N_TEXTS = 2048  # of one request, as OpenAI's server takes them for embeddings
@@ -42,7 +43,12 @@ class Generation:
     """
 
     def __init__(
-        self, server: Server, runnings: Sequence[Running], found: asyncio.Queue[Any] | None, collection: Collection | None
+        self,
+        server: Server,
+        runnings: Sequence[Running],
+        found: asyncio.Queue[Any] | None,
+        collection: Collection | None,
+        states: Mapping[int, hidden_states.HiddenStates],
     ) -> None:
         self.before_wait: Callable[[], Awaitable[None]] = do_nothing
         self._runnings = runnings
@@ -52,6 +58,7 @@ class Generation:
         self._is_expired = False
         self._found = found  # where prompts report; None: they do not
         self._collection = collection  # keeps whole answers; None: they are not kept
+        self._states = states  # by answer, where they are kept as well
         self._read = defaultdict[int, list[Token]](list)  # by answer, where tokens may end it
         self._ended: set[int] = set()  # answers that a token ended
 
@@ -71,15 +78,20 @@ class Generation:
         params = [{**server.options.params, **each} for each in asked]
         may_store = all([each.pop("store", True) for each in params])  # noqa: C419 - of all
         collection = server.collection if may_store else None
-        for each in params if collection is not None else ():
-            each["echo"] = True  # tells the prompt's tokens
         found, n = asyncio.Queue[Any](), 0
-        for each in params if has_progress else ():
-            each["on_prompt"] = partial(_report, asyncio.get_running_loop(), found, n)
+        states: dict[int, hidden_states.HiddenStates] = {}
+        for each in params:
+            if has_progress:
+                each["on_prompt"] = partial(_report, asyncio.get_running_loop(), found, n)
+            if collection is not None:
+                each["echo"] = True  # tells the prompt's tokens
+                if collection.n_states_bytes and "lora" not in each and (made := server.hidden_states()) is not None:
+                    states[n] = made
+                    each.update(made.asked)
             n += each.get("n", 1)
         # encoding a long prompt, and rendering a template, take too long for the event loop
         runnings = await to_thread.run_sync(partial(_submit, server.engine.submit, params))
-        return cls(server, runnings, found if has_progress else None, collection)
+        return cls(server, runnings, found if has_progress else None, collection, states)
 
     async def results(self, http: Request, until: Until | None = None) -> list[Result]:
         """Wait for all of them, or for the tokens with which they are to end.
@@ -174,7 +186,8 @@ class Generation:
         if self._server.metrics is not None:
             self._server.metrics.observe(self._server.name, result.stats)
         if self._collection is not None:
-            self._loop.run_in_executor(None, self._collection.add, [*(result.prompt or ()), *result.tokens])
+            whole = [*(result.prompt or ()), *result.tokens]
+            self._loop.run_in_executor(None, self._collection.add, whole, self._states.get(i))
         return result
 
     async def _cancel_on_disconnect(self, http: Request) -> None:

@@ -20,6 +20,7 @@ from augury.plugins.server.tools import ChatFormat
 
 if TYPE_CHECKING:
     from augury import Engine
+    from augury.plugins.learn import hidden_states
     from augury.plugins.server.collection import Collection
     from augury.plugins.server.metrics import Metrics
 
@@ -164,6 +165,14 @@ class Server:
         if self._chat_format is None or self._chat_format.template is not self.engine.chat_template:  # of an engine before
             self._chat_format = ChatFormat(self.engine.chat_template, self.engine.tokenizer)
         return self._chat_format
+
+    def hidden_states(self) -> hidden_states.HiddenStates | None:
+        """What a request is to tell for a head to learn from; None of a model that tells none."""
+        from augury.plugins.learn import head, hidden_states
+
+        columns = head.columns_of(self.engine.info.n_layers)
+        is_told = not {*columns} - {*self.engine.hidden_state_names}
+        return hidden_states.HiddenStates(columns, self.engine.info.n_embd) if is_told else None
 
     def open(self) -> None:
         """Load the engine; called on a thread.

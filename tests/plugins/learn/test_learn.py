@@ -23,8 +23,9 @@ from augury.errors import AuguryError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.loader import plan_of
 from augury.plugins.learn import command, fitting, training
-from augury.plugins.learn.corpus import answered, distinct, encoded, mixed, most_tokens, n_piece_of, read_prompts
+from augury.plugins.learn.corpus import answered, cut_texts, distinct, encoded, mixed, most_tokens, n_piece_of, read_prompts
 from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
+from augury.plugins.learn.hidden_states import read_rows, write_rows
 from augury.plugins.learn.piece import Piece, cut
 from augury.plugins.learn.recorded import Recorded
 from augury.testing.tiny_model import write_tiny_model
@@ -352,9 +353,32 @@ def test_what_answers_are_made_of_is_kept_and_is_that_of_a_second_pass(model, tm
 def test_a_text_that_another_begins_with_is_left_out():
     turns = [np.arange(n, dtype=np.int32) for n in (10, 50, 30)]
     other = np.int32([0, 1, 2, 3, 4, 5, 6, 7, 9, 8])
-    texts = distinct([*turns, other, turns[1]])
-    assert sorted(map(len, texts)) == [10, 50]
-    assert {text[9] for text in texts} == {8, 9}
+    texts = distinct(map(Piece, [*turns, other, turns[1]]))
+    assert sorted((len(whole.text), whole.start, end) for whole, end in texts) == [(10, 0, 10), (50, 0, 50)]
+    assert {whole.text[9] for whole, _ in texts} == {8, 9}
+
+
+def test_of_collected_turns_each_token_is_learnt_from_once(tmp_path):
+    known, turns = {}, [np.arange(n, dtype=np.int32) for n in (30, 70, 90)]
+    others = [np.arange(100, 100 + n, dtype=np.int32) for n in (20, 25)]
+    for text, start in ((turns[0], 0), (turns[1], 26), (turns[2], 69), (others[0], 0), (others[1], 0)):
+        known[Piece(text).name] = path = tmp_path / f"{text[-1]}.npy"
+        with path.open("w+b") as out:
+            write_rows(out, text[start:-1, None].astype(np.float16))
+    cuts, places = cut_texts([*turns, *others, np.int32([7] * 50)], 40, known, 1)
+    found = {tuple(piece.tokens.tolist()) for pieces in cuts for piece in pieces}
+    expected = [range(27), range(26, 66), range(66, 70), range(69, 90), range(100, 125), [7] * 40, [7] * 10]
+    assert found == {*map(tuple, expected)}
+    for pieces in cuts:
+        for piece in pieces:
+            if piece.tokens[0] == 7:
+                assert (piece.start, piece.name in places) == (0, False)
+            else:
+                path, place = places[piece.name]
+                assert np.array_equal(read_rows(path, 1)[place, 0], piece.tokens[:-1])
+    (tmp_path / "29.npy").write_bytes(b"damaged")
+    again = [piece for pieces in cut_texts(turns[:1], 40, known, 1)[0] for piece in pieces]
+    assert [piece.tokens.tolist() for piece in again] == [[*range(30)]]
 
 
 def test_the_draft_vocabulary_is_of_the_most_frequent_tokens():

@@ -6,11 +6,16 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from support.commands import here, run
 from support.servers import serving
 
-from augury.plugins.learn.corpus import read_texts
+from augury import Engine
+from augury.plugins.learn.corpus import collected, cut_texts, read_texts
+from augury.plugins.learn.head import columns_of
+from augury.plugins.learn.hidden_states import STATES, HiddenStates, read_rows
+from augury.plugins.learn.piece import Piece
 from augury.plugins.server import collection
 from augury.plugins.server.collection import Collection
 
@@ -47,6 +52,61 @@ def test_whole_answers_are_kept_unless_their_requests_say_no(tmp_path):
     assert max(found)[:2] == [9, 8]
     assert len(max(found)) == 6
     assert [list(text.tokens) for text in read_texts([tmp_path])] == found
+
+
+def test_hidden_states_are_kept_of_what_is_computed_and_learnt_from(tmp_path):
+    asked = {"n_predict": 6, "return_tokens": True, "temperature": 1.0, "seed": 7, "ignore_eos": True}
+    with serving(*here(backend="numba-cpu"), "-c", 256, "-np", 1, "--collect", tmp_path) as server:
+        turns, prompt = [], [1, 2, 3]
+        for _ in range(3):
+            answer = server.client.post("/completion", json=asked | {"prompt": prompt})
+            turns.append([*prompt, *answer.json()["tokens"]])
+            prompt = [*turns[-1], 4, 5, 6]
+        server.client.post("/completion", json=asked | {"prompt": [9, 9], "store": False})
+        server.client.post("/completion", json=asked | {"prompt": [8, 8], "lora": []})
+        assert server.end() == 0
+    texts = [np.int32(text) for text in kept(tmp_path)]
+    with Engine.load(here()[1], threads=1, n_ctx=256, spec_type="none") as engine:
+        names = columns_of(engine.info.n_layers)
+        width = engine.info.n_embd * len(names)
+        cuts, places = cut_texts(texts, 64, collected([tmp_path]), width)
+        pieces = [piece for pieces in cuts for piece in pieces if piece.name in places]
+        assert np.concatenate([piece.tokens[:-1] for piece in pieces][::-1]).tolist() == turns[-1][:-1]
+        for piece in pieces:
+            path, place = places[piece.name]
+            states = HiddenStates(names, engine.info.n_embd)
+            states.add(0, piece.text[:-1], engine.hidden_states(piece.text[:-1], [*dict.fromkeys(names)]))
+            assert np.array_equal(read_rows(path, width)[place], states.of(piece.text, piece.start))
+    assert len(places) == 3
+    folder = tmp_path / STATES
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())} == {0o700, 0o600}
+    assert len(read_texts([tmp_path])) == len(texts) == 4
+
+
+def test_of_hidden_states_the_newest_are_kept(tmp_path, caplog):
+    def told(n):
+        states = HiddenStates(("output",), 2)
+        states.add(0, np.full(9, n, np.int32), {"output": np.full((9, 2), n, np.float32)})
+        return [n] * 10, states
+
+    one = 9 * 2 * 2 + 144
+    for n in range(5):
+        Collection(tmp_path, 3 * one).add(*told(n))
+        os.utime(tmp_path / STATES / f"{Piece(np.int32([n] * 10)).name}.npy", ns=(n, n))
+        (tmp_path / STATES / ".part").write_bytes(b"of a server that was killed")
+    (tmp_path / STATES / ".part").unlink()
+    found = sorted(read_rows(path, 2)[0, 0] for path in (tmp_path / STATES).iterdir())
+    assert found == [2, 3, 4]
+    Collection(tmp_path, one - 1).add(*told(7))
+    Collection(tmp_path, 0).add(*told(8))
+    assert list((tmp_path / STATES).iterdir()) == []
+    assert len(kept(tmp_path)) == 7
+    (tmp_path / STATES).rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / STATES).symlink_to("elsewhere")
+    Collection(tmp_path, 3 * one).add(*told(9))
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert "requests cannot be kept" in caplog.text
 
 
 def test_no_more_is_kept_than_is_said_and_the_owner_alone_may_read_it(tmp_path, monkeypatch):
