@@ -73,7 +73,9 @@ class Placement:
 
     @property
     def of_others(self) -> Placement:
-        """The placement of another model of the engine, unless it has flags of its own."""
+        """The placement of another model of the engine, unless it has flags of its own: the CPU where that shares layers."""
+        if CPU in (self.devices or ())[1:]:
+            return Placement(())
         return self if self == Placement() else Placement(self.devices, "auto")
 
 

@@ -97,6 +97,14 @@ def test_layers_are_placed_as_they_are_asked_for(registry, told):
             assert devices_of(engine) == ["GPU1"]
 
 
+def test_a_draft_model_is_on_the_cpu_where_that_shares_layers_with_other_devices(registry):
+    spec = f"draft-model:model={tiny_model('llama-dense')}"
+    with load(registry, at={"devices": "GPU0,CPU"}, spec_type=spec) as engine:
+        assert {line.device for line in engine.memory_table() if "(draft)" in line.purpose} == {"CPU"}
+    with load(registry, at={"devices": "GPU0"}, spec_type=spec) as engine:
+        assert {line.device for line in engine.memory_table() if "(draft)" in line.purpose} == {"GPU0"}
+
+
 def test_devices_are_asked_for_once(registry, monkeypatch):
     n_asked, asked = [], Gpu.devices
     monkeypatch.setattr(Gpu, "devices", classmethod(lambda cls: (n_asked.append(1), asked())[1]))
