@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from functools import cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.backends.remote.connection import Connection
+from augury.backends.remote.connection import Endpoint
 from augury.backends.remote.wire import Message, spec_of
 from augury.devices import DeviceInfo
 from augury.errors import UnsupportedError
@@ -32,7 +34,7 @@ _VERSIONS = ("augury", "numba", "llvmlite", "numpy")  # which kernels are compil
 class RemoteOptions:
     """Options of `remote`, which the name of a device sets."""
 
-    address: str = option("", help="HOST:PORT of the node, which --device node:HOST:PORT sets")
+    address: str = option("", help="where the node is, as the name of a device says after its kind")
 
 
 class RemoteBackend(Backend):
@@ -52,20 +54,22 @@ class RemoteBackend(Backend):
         if not name.startswith(_PREFIX):
             return None
         address = name.removeprefix(_PREFIX)
-        found = hello(address)
+        found = hello(Endpoint(address))
         n_bytes, backend = found.whole("n_bytes"), found.text("backend")
         return DeviceInfo(name, f"{backend} on {address}", n_bytes, n_bytes, {"address": address})
 
     def __init__(self, options: RemoteOptions) -> None:
         super().__init__(options)
-        self._hello: Message | None = None
         self._file: ModelFile | None = None
 
-    @property
+    @cached_property
+    def endpoint(self) -> Endpoint:
+        """The node."""
+        return Endpoint(self.options.address)
+
+    @cached_property
     def computed_by(self) -> str:
-        if self._hello is None:
-            self._hello = hello(self.options.address)
-        return self._hello.text("backend")
+        return hello(self.endpoint).text("backend")
 
     @property
     def title(self) -> str:
@@ -83,14 +87,14 @@ class RemoteBackend(Backend):
         """
         if self._file is None:
             raise UnsupportedError(f"the file of {plan.architecture} is not known to the node yet; ask memory_needed first")
-        return spec_of(asked(self.options.address, request_of("spec", self._file, plan, options)))
+        return spec_of(asked(self.endpoint, request_of("spec", self._file, plan, options)))
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         from augury.backends.remote.model import RemoteModel
 
-        progress(f"load layers on {_PREFIX}{self.options.address}", 0, 1)
-        model = RemoteModel(self.options.address, request_of("load", file, plan, options), file, plan, options)
-        progress(f"load layers on {_PREFIX}{self.options.address}", 1, 1)
+        progress(f"load layers on {self.endpoint.name}", 0, 1)
+        model = RemoteModel(self.endpoint, request_of("load", file, plan, options), file, plan, options)
+        progress(f"load layers on {self.endpoint.name}", 1, 1)
         return model
 
 
@@ -106,18 +110,15 @@ def plan_digest(plan: ModelPlan) -> str:
     return xxh3_128_hexdigest(repr(plan).encode())
 
 
-def hello(address: str) -> Message:
+def hello(endpoint: Endpoint) -> Message:
     """What a node tells of itself."""
-    return asked(address, Message("hello", {"versions": versions()}))
+    return asked(endpoint, Message("hello", {"versions": versions()}))
 
 
-def asked(address: str, message: Message) -> Message:
+def asked(endpoint: Endpoint, message: Message) -> Message:
     """A node's answer to one question."""
-    connection = Connection(address)
-    try:
+    with closing(endpoint.connect()) as connection:
         return connection.ask(message, _CONNECT_S)
-    finally:
-        connection.close()
 
 
 def request_of(kind: str, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Message:

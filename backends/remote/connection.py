@@ -5,6 +5,8 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from attrs import define
+
 from augury.backends.remote.keys import known_key, lock, zmq_library
 from augury.backends.remote.wire import FRAME_BYTES, Message
 from augury.errors import AuguryError, CapacityError, LostDeviceError, ModelFileError, OptionError, UnsupportedError
@@ -27,17 +29,40 @@ def tune(socket: zmq.Socket[bytes], address: str) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
 
 
+@define(eq=False)
+class Endpoint:
+    """A node by its address, which was started by hand."""
+
+    address: str
+
+    @property
+    def name(self) -> str:
+        """The device's."""
+        return f"node:{self.address}"
+
+    def connect(self, wait_s: float | None = None) -> Connection:  # noqa: ARG002 - for nodes whose address has yet to be known
+        """Begin to connect, after `wait_s` seconds at most.
+
+        Raises:
+            LostDeviceError: There is no such node just now.
+        """
+        return Connection(self.address, known_key())
+
+    def close(self) -> None:
+        """End what was started for this endpoint alone: nothing."""
+
+
 class Connection:
     """A connection to the node at an address. One thread at a time may use it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, key: bytes | None) -> None:
         """Begin to connect, and wait for nothing."""
         zmq = zmq_library()
         self._address, self._is_up = address, False
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         tune(self._socket, address)
-        if (key := known_key()) is not None:
+        if key is not None:
             lock(self._socket, key, is_node=False)
         failures = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | failures)

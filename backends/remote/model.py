@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import define, evolve
 
-from augury.backends.remote.connection import Connection
+from augury.backends.remote.connection import Connection, Endpoint
 from augury.backends.remote.wire import Message, WireError, batch_message, spec_of
 from augury.batch import Batch
 from augury.errors import AuguryError, LostDeviceError, UnsupportedError
@@ -42,15 +42,15 @@ class RemoteModel(Model):
 
     chain_rows, is_elsewhere = _CHAIN_ROWS, True
 
-    def __init__(self, address: str, request: Message, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> None:
+    def __init__(self, endpoint: Endpoint, request: Message, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> None:
         """Have a node load what `request` says, and wait for it.
 
         Raises:
             AuguryError: The node cannot be reached, or refuses.
         """
         self.info, self.features, self.options = ModelInfo.of(file, plan), plan.features, options
-        self._address, self._request = address, request
-        self._connection: Connection | None = Connection(address)
+        self._endpoint, self._request = endpoint, request
+        self._connection: Connection | None = endpoint.connect()
         self._pending: Connection | None = None
         self._refusal: AuguryError | None = None
         self._vocabulary: np.ndarray | None = None  # that the node knows
@@ -71,11 +71,11 @@ class RemoteModel(Model):
     def ask(self, message: Message) -> Message:
         """The node's answer; without one the layers are lost."""
         if self._connection is None:
-            raise LostDeviceError(f"the node at {self._address} is gone")
+            raise LostDeviceError(f"{self._endpoint.name} is gone")
         try:
             return self._connection.ask(message)
         except (LostDeviceError, WireError) as error:
-            self.close()
+            self._disconnect()
             raise LostDeviceError(str(error)) from error
 
     @property
@@ -86,10 +86,10 @@ class RemoteModel(Model):
         """See `Model.regain`: the node loads its layers again, as soon as it can be reached."""
         if self._connection is not None:
             return True
-        if self._pending is None:
-            self._pending = Connection(self._address)
-            self._pending.send(self._request)
         try:
+            if self._pending is None:
+                self._pending = self._endpoint.connect(wait_s)
+                self._pending.send(self._request)
             if (loaded := self._pending.receive(wait_s)) is None:
                 return False
         except LostDeviceError:
@@ -100,8 +100,8 @@ class RemoteModel(Model):
             raise
         self._connection, self._pending, self._vocabulary = self._pending, None, None
         if loaded.facts != self._loaded.facts:
-            self.close()
-            raise UnsupportedError(f"the node at {self._address} is back, but computes differently now")
+            self._disconnect()
+            raise UnsupportedError(f"{self._endpoint.name} is back, but computes differently now")
         return True
 
     def forward(self, batch: Batch) -> Pass:
@@ -139,9 +139,13 @@ class RemoteModel(Model):
 
     def memory_table(self) -> Sequence[Allocation]:
         lines = self._loaded.facts.get("memory", [])
-        return [Allocation(str(purpose), int(n_bytes), f"node:{self._address}") for purpose, n_bytes in lines]
+        return [Allocation(str(purpose), int(n_bytes), self._endpoint.name) for purpose, n_bytes in lines]
 
     def close(self) -> None:
+        self._disconnect()
+        self._endpoint.close()
+
+    def _disconnect(self) -> None:
         self._forget_pending()
         if self._connection is not None:
             self._connection.close()

@@ -1,1 +1,1 @@
-"""What Ray brings: batches on all nodes of a cluster, and replicas of a server. Nothing here is imported unless asked for."""
+"""What Ray brings: batches, replicas of a server and layers of a model on a cluster. Ray is imported when it is asked for."""

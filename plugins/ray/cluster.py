@@ -46,7 +46,9 @@ def join(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **started)
     except (ConnectionError, RuntimeError, ValueError) as error:
         message = str(error).split("\n", 1)[0]
-        raise AuguryError(f"no Ray cluster at {address}: {message}; start one with ray start, or give --ray local") from None
+        raise AuguryError(
+            f"no Ray cluster at {address}: {message}; start one with ray start, or name one by --ray or RAY_ADDRESS"
+        ) from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # which Ray has taken
 

@@ -14,6 +14,7 @@ from support.nodes import node_on_thread
 from augury import Registry
 from augury.backends.remote import RemoteBackend, RemoteOptions
 from augury.backends.remote.backend import hello, request_of, versions
+from augury.backends.remote.connection import Endpoint
 from augury.backends.remote.wire import Message, WireError
 from augury.errors import LostDeviceError, UnsupportedError
 from augury.files.models import open_model
@@ -155,7 +156,7 @@ def test_noise_ends_nobody_s_layers_but_its_own(node, talk, data):
     if data.draw(st.booleans()):
         del frames[data.draw(st.integers(0, len(frames) - 1))]
     assert talk(frames or [b""]).kind in {"done", "error"}
-    assert hello(node.address).text("backend") == "numba-cpu"
+    assert hello(Endpoint(node.address)).text("backend") == "numba-cpu"
 
 
 def test_layers_of_a_connection_that_has_ended_are_closed(node):
@@ -169,6 +170,6 @@ def test_layers_of_a_connection_that_has_ended_are_closed(node):
     for _ in range(100):
         if len(node._loaded) == before:
             break
-        hello(node.address)
+        hello(Endpoint(node.address))
     assert len(node._loaded) == before
     assert versions()["augury"]

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+ARGS = {"num_cpus": 1, "object_store_memory": 80 << 20}
+
 
 class Nodes:
     """The cluster, and the processes of its actors."""
 
     def __init__(self, cluster):
         self.address = cluster.address
+        self.ids = [node.node_id for node in cluster.list_all_nodes()]
         self._raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
 
     def workers(self, name):
@@ -40,9 +43,8 @@ def nodes():
     import ray
     from ray.cluster_utils import Cluster
 
-    args = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=args)
-    cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    cluster = Cluster(initialize_head=True, head_node_args={"node_name": "first", "include_dashboard": False, **ARGS})
+    cluster.add_node(node_name="second", **ARGS)
     yield Nodes(cluster)
     ray.shutdown()
     cluster.shutdown()
