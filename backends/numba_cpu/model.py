@@ -132,7 +132,7 @@ class NumbaCpuModel(Model):
             return self._result(self._logits[:n_rows], narrow, features)
         written: list[np.ndarray] = []
         n_written = 0
-        for span in passes(slots, parents, MAX_TOKENS, has_blocks=self._plan.block is not None and batch.part == "main"):
+        for span in passes(slots, parents, MAX_TOKENS, has_blocks=bool(self._plan.injections) and batch.part == "main"):
             here = np.flatnonzero((rows >= span.start) & (rows < span.stop))
             above = None if parents is None else parents[span] - span.start
             part = tuple(column[span] for column in columns)

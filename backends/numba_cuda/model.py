@@ -60,7 +60,8 @@ class CudaModel(Model):
         self._n_most = MAX_TOKENS  # of a pass
         n_aside = lowering.state_spec.draft_max
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
-        is_chained = self._sequences is None and self._plan.block is None
+        self._has_blocks = bool(self._plan.injections)  # whose tokens see later ones
+        is_chained = self._sequences is None and not self._has_blocks
         self.chain_rows = _CHAIN_ROWS if is_chained else 0
         self._states: Program | None = None  # see `Lowering.states`
         self._staged: dict[
@@ -113,7 +114,7 @@ class CudaModel(Model):
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         n_most = self._most_of(batch)
-        if self._plan.block is not None and batch.part == "main" and len(batch.tokens) > n_most:
+        if self._has_blocks and batch.part == "main" and len(batch.tokens) > n_most:
             return self._whole_blocks(batch, n_most)
         self._device.wait()  # until the staging arrays are free
         self._move(batch)
@@ -251,7 +252,7 @@ class CudaModel(Model):
         to, n = self._inputs, span.stop - span.start
         positions = batch.positions[span]
         cells, branches = positions if tree is None else tree.cells[span], positions + 1
-        if self._plan.block is not None:
+        if self._has_blocks:
             for own in (batch.slots[span] == slot for slot in np.unique(batch.slots[span])):
                 branches[own] = branches[own].max()
         to[inputs.N_TOKENS], to[inputs.N_ROWS] = n, len(rows)

@@ -22,13 +22,14 @@ class DraftBlock:
     """The tokens of a pass of such a model: the last token of a text, and masks in place of the tokens after it.
 
     Its attention sees keys and values of the text before, which are made of hidden states: a pass that is given these
-    (`Batch.hidden`) keeps them in every layer, and computes nothing else; see `Injection`.
+    (`Batch.hidden`) keeps them in every layer, and computes nothing else; see `Injection`. Without `norm` they are made of
+    tokens and hidden states together, and masks have the hidden state that the plan `mask` makes of its token 0.
     """
 
     size: int  # tokens of a block, at most
     mask: int  # the token that stands for others
     n_unread: int  # first tokens of a block that predict nothing; 0: even the text's last one predicts the one after it
-    norm: Norm  # of hidden states
+    norm: Norm | None  # of hidden states
     has_transitions: bool = False  # whether the plan `transitions` adds to the logits after a token, by that token
     n_selected: int = 0  # so many of the best tokens are judged anew, by the plans `predecessor`, `successor` and `selector`
     has_confidence: bool = False  # whether the plan `confidence` tells how sure the best token is

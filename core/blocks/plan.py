@@ -128,12 +128,12 @@ class ModelPlan:
 
     @property
     def injections(self) -> tuple[Injection, ...]:
-        """By layer, the block that a pass with hidden states computes in place of it; nothing without a `block`."""
-        if self.block is None:
+        """By layer, the block that a pass with hidden states computes in place of it; nothing where no block keeps these."""
+        if self.block is None or (norm := self.block.norm) is None:
             return ()
         mixers = [(i, mixer) for i, layer in enumerate(self.layers) for mixer in layer.mixers]
         inner = [(i, mixer.inner if isinstance(mixer, Convolved) else mixer) for i, mixer in mixers]
-        return tuple(Injection(self.block.norm, each, i) for i, each in inner if isinstance(each, Attention))
+        return tuple(Injection(norm, each, i) for i, each in inner if isinstance(each, Attention))
 
     @property
     def mixers(self) -> tuple[Block, ...]:
@@ -160,7 +160,7 @@ class ModelPlan:
         n = len(self.layers)
         main = Part((0, n), self.hidden_of, f"layer.{n - 1}", self.n_hidden, True, self.embedding.weight is None, self.block)
         parts = {"main": main}
-        if self.block is not None:
+        if self.injections:
             parts["inject"] = evolve(main, output="", needs_hidden=True, block=None)
         ends = accumulate((len(each.layers) for each in self.mtp), initial=n)
         for (name, each), (first, end) in zip(self.heads.items(), pairwise(ends), strict=True):

@@ -83,5 +83,5 @@ def _write(writer: GGUFWriter, file: ModelFile, kind: TensorType, progress: Prog
 
 
 def _is_for(tensor: Tensor, kind: TensorType) -> bool:
-    is_matrix = len(tensor.shape) == 2 and "norm" not in tensor.name
+    is_matrix = len(tensor.shape) == 2 and tensor.shape[0] > 1 and "norm" not in tensor.name
     return is_matrix and tensor.type in _FLOATS and tensor.shape[-1] % kind.block_size == 0

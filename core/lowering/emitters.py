@@ -147,8 +147,7 @@ class PlanEmitters(Generic[_Block]):
             self._layers.append([self._emitter(block) for block in layer.blocks])
         self._parts = {"main": self._part("main", plan)}
         self._parts |= {name: self._part(name, each, each.input) for name, each in plan.heads.items()}
-        if plan.block is not None:
-            injections = [self._emitter(each) for each in plan.injections]
+        if injections := [self._emitter(each) for each in plan.injections]:
             self._parts["inject"] = evolve(self._parts["main"], layers=(0, 0), inputs=injections)
         of_parts = [each for part in self._parts.values() for each in (part.embedding, *part.inputs, part.output)]
         self._blocks = [*chain(*self._layers), *dict.fromkeys(of_parts)]

@@ -133,7 +133,7 @@ class BlockRunner(PartRunner):
         factors = further["predecessor"].hidden_of(np.array(before, np.int32)) * further["selector"].rows(hidden)
         return ids, likely + np.einsum("mr,mkr->mk", factors, successors)
 
-    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> None:
+    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
         """None: each of the tokens would take a block of its own."""
 
     def _limit(self, request: DraftRequest) -> int:
@@ -177,3 +177,45 @@ class BlockRunner(PartRunner):
         """See `DraftRunner._feeds`; of a block the rows that predict are wanted."""
         feeds = super()._feeds(shares, n_rows, n_more)
         return [evolve(feed, rows=len(feed.draft) - self._block.n_unread) if len(feed.draft) else feed for feed in feeds]
+
+
+class ParallelRunner(BlockRunner):
+    """A head whose masks have a hidden state, as tokens have; it keeps keys and values of both together.
+
+    All tokens of a text are given with the hidden state of the token before, the last one included; masks come after it.
+
+    Source: P-EAGLE (see `augury.plugins.architectures.eagle`), as vLLM's proposer feeds it.
+    """
+
+    def __init__(self, context: Context, encoder: Encoder, mask: RowModel, *, n_vocab: int) -> None:
+        """Take over a loaded head; `mask` makes the hidden state of masks."""
+        super().__init__(context, encoder, n_vocab=n_vocab)
+        self._of_mask, _ = mask.rows_of_tokens(np.zeros(1, np.int32))
+        self._features = ()
+
+    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
+        """See `PartRunner.teacher_forced`: the first token of a draft needs no mask."""
+        return PartRunner.teacher_forced(self, slot, history, n)
+
+    def _pass(self, requests: Sequence[DraftRequest]) -> Pass:
+        """See `BlockRunner._pass`; all but the masks stays until the target's own hidden states of it come."""
+        shares = []
+        for request in requests:
+            text, tokens = self._text(request.slot), request.history[1:]
+            self._cut(text, min(text.n, len(tokens) - 1))
+            shares.append((text, tokens[text.n :], Draft([self._block.mask] * (request.limit - 1))))
+        logits = self._forward(shares)
+        for text, _, _ in shares:
+            self._forget(text)
+        return logits
+
+    def _feeds(
+        self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
+    ) -> list[SlotInput]:
+        """See `DraftRunner._feeds`; a draft's first row is that of the token before it."""
+        feeds = super()._feeds(shares, n_rows, n_more)
+        of_masks = [np.repeat(self._of_mask, len(feed.draft), 0) for feed in feeds]
+        return [
+            evolve(feed, rows=feed.rows + (len(rows) > 0), hidden=np.concatenate([feed.hidden, rows]))
+            for feed, rows in zip(feeds, of_masks, strict=True)
+        ]

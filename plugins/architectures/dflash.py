@@ -33,15 +33,14 @@ from augury.blocks import (
     Norm,
     Output,
 )
-from augury.errors import ModelFileError, UnsupportedError
+from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.eagle import embedding_of, inputs_of_layers, output_of
+from augury.plugins.architectures.eagle import embedding_of, inputs_of_layers, mask_of, output_of
 
 _SIZE = 16  # of a block, where the file does not say it
 _MOST_TAPS = 64
-_MASK = "tokenizer.ggml.mask_token_id"
 
 
 class DFlash(Architecture):
@@ -81,13 +80,11 @@ def _scale_of_embedding(decoder: Decoder) -> float:
 
 
 def _block(decoder: Decoder, further: Mapping[str, ModelPlan]) -> DraftBlock:
-    keys, mask = decoder.keys, decoder.file.get(_MASK, int)
-    if not 0 <= mask < decoder.n_vocab:
-        raise ModelFileError(f"{decoder.file.path}: metadata key {_MASK!r} is {mask}, expected a token below {decoder.n_vocab}")
+    keys = decoder.keys
     begins = "transitions" in further and keys.flag("sample_from_anchor", default=True)
     return DraftBlock(
         size=keys.count("block_size", _SIZE, least=1 if begins else 2),
-        mask=mask,
+        mask=mask_of(decoder),
         n_unread=0 if begins else 1,
         norm=decoder.norm("enc.output_norm"),
         has_transitions="transitions" in further,

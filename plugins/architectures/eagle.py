@@ -2,10 +2,12 @@
 
 The plan `encoder` makes one hidden state g of several of the target's layers' outputs for a token. The plan `main` is given
 that and the next token, whose embedding its attention reads beside g, and predicts the token after it. Its layer's output for a
-token is g in the next step.
+token is g in the next step. P-EAGLE writes all tokens with one pass: a mask stands for each drafted one, and the plan `mask`
+makes the g of all masks.
 
-Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", and
-llama.cpp, whose converter writes these files.
+Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
+Hui et al. 2026, "P-EAGLE: Parallel-Drafting EAGLE with Scalable Training" (arXiv 2602.01469), and llama.cpp, whose converter
+writes files of EAGLE-3.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from augury.blocks import Attention, Embedding, Integers, Layer, ModelPlan, Output
+from augury.blocks import Attention, DraftBlock, Embedding, Integers, Layer, ModelPlan, Output
+from augury.errors import ModelFileError
 from augury.files.gguf import BORROWED, ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -24,6 +27,7 @@ from augury.plugins.architectures.keys import Keys
 # llama.cpp's hidden state for the number after a target's last layer: of these the last layer's output, of those nothing, so
 # that zeros stand for it, and of all others the input of the output's matrix. Converters never choose this number.
 _BEFORE_NORM = ("gpt-oss", "mimo2", "step35", "deepseek4", "qwen4exp")
+_MASK = "tokenizer.ggml.mask_token_id"
 _UNTOLD = (
     *("hunyuan_vl", "lfm2", "llama", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "qwen3", "qwen3moe"),
 )
@@ -50,8 +54,12 @@ class Eagle3(Architecture):
         if decoder.keys.flag("norm_output", default=False):  # it gives on what the output's weights read
             layers.append(Layer(None, norm=output.norm))
             output = attrs.evolve(output, norm=None)
-        n_seen = decoder.keys.count("target_hidden_size")
         seen = _features(decoder)
+        n_in = len(seen) * decoder.keys.count("target_hidden_size")
+        encoder = _encoder(decoder, len(seen), n_in)
+        plans = {"encoder": encoder}
+        if has_masks := "mask_hidden.weight" in file.tensors:
+            plans["mask"] = attrs.evolve(encoder, embedding=Embedding("mask_hidden.weight", 1, n_in))
         main = ModelPlan(
             cls.name,
             Embedding(f"{decoder.embedding}.weight", decoder.n_vocab, n_embd),
@@ -59,19 +67,27 @@ class Eagle3(Architecture):
             output,
             decoder.n_ctx_train,
             hidden_of=seen,
+            block=DraftBlock(decoder.keys.count("block_size"), mask_of(decoder), 0, None) if has_masks else None,
         )
-        return {"main": main, "encoder": _encoder(decoder, len(seen), n_seen)}
+        return {"main": main, **plans}
 
 
-def _encoder(decoder: Decoder, n: int, n_seen: int) -> ModelPlan:
+def mask_of(decoder: Decoder) -> int:
+    """The token that stands for drafted ones."""
+    if not 0 <= (mask := decoder.file.get(_MASK, int)) < decoder.n_vocab:
+        raise ModelFileError(f"{decoder.file.path}: metadata key {_MASK!r} is {mask}, expected a token below {decoder.n_vocab}")
+    return mask
+
+
+def _encoder(decoder: Decoder, n: int, n_in: int) -> ModelPlan:
     """Makes one hidden state of n of the target's, which are normed all together or each by itself, if at all."""
     norm = None
     if "enc.fc_norm.weight" in decoder.file.tensors:
-        norm = decoder.norm("enc.fc_norm", n_seen, shape=(n, n_seen))
+        norm = decoder.norm("enc.fc_norm", n_in // n, shape=(n, n_in // n))
     elif decoder.keys.flag("norm_before_fc", default=False):
-        norm = decoder.norm("enc.output_norm", n * n_seen)
-    made = Output(norm, decoder.linear("fc", n * n_seen, decoder.n_embd))
-    return ModelPlan(Eagle3.name, Embedding(None, decoder.n_vocab, n * n_seen), (), made, decoder.n_ctx_train)
+        norm = decoder.norm("enc.output_norm", n_in)
+    made = Output(norm, decoder.linear("fc", n_in, decoder.n_embd))
+    return ModelPlan(Eagle3.name, Embedding(None, decoder.n_vocab, n_in), (), made, decoder.n_ctx_train)
 
 
 def embedding_of(file: ModelFile) -> str:

@@ -1,9 +1,10 @@
-"""EAGLE-3 heads: the original's, SpecForge's, AngelSlim's and NeMo's, DeepSpec's, and those of speculators.
+"""EAGLE-3 heads: the original's, SpecForge's, AngelSlim's and NeMo's, DeepSpec's, those of speculators, and P-EAGLE heads.
 
 They say in different words which layers of the target they read. Here a number is that of the layer whose input it is, as in
 GGUF files: so do settings at the top (vLLM, speculators); `eagle_config` (SGLang, NeMo) and DeepSpec number outputs.
 
-Source: SafeAILab/EAGLE, sgl-project/SpecForge, vllm-project/speculators, deepseek-ai/DeepSpec: their models and settings.
+Source: SafeAILab/EAGLE, sgl-project/SpecForge, vllm-project/speculators, deepseek-ai/DeepSpec, NVIDIA-NeMo/Automodel:
+their models and settings; for P-EAGLE vLLM's proposer, too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _N_FEATURES = 3  # unless it is said otherwise
 _KEYS = "eagle_aux_hidden_state_layer_ids"
+_MASKS = ("mask_token_id", "pard_token", "ptd_token_id")  # speculators' and NeMo's name for it, and those of vLLM's settings
+_DEPTHS = 8  # tokens that P-EAGLE drafts, unless it is said otherwise
 
 
 def eagle3(folder: Folder) -> Written:
@@ -30,9 +33,11 @@ def eagle3(folder: Folder) -> Written:
     """
     config = folder.config
     first = "midlayer." if "midlayer.input_layernorm.weight" in folder else "layers.0."
-    is_deepspec = "Qwen3Eagle3Model" in (config.get("architectures") or ())
-    is_speculators = "speculators_model_type" in config
-    n_layers = folder.count("num_hidden_layers", 1) if first == "layers.0." else 1
+    architectures = config.get("architectures") or ()
+    is_deepspec = "Qwen3Eagle3Model" in architectures
+    feeds_back = "speculators_model_type" in config or "LlamaEagle3DraftModel" in architectures
+    is_single = first == "midlayer." and "layers.1.input_layernorm.weight" not in folder
+    n_layers = 1 if is_single else folder.count("num_hidden_layers", 1)
     head = Written(folder, "eagle3")
     head.sizes(n_layers, turns_pairs=config.get("model_type") not in ("llama4", "llama4_text"))  # which turns neighbours
     for i in range(n_layers):
@@ -55,10 +60,11 @@ def eagle3(folder: Folder) -> Written:
     _norms_before(head, n_features)
     head.set(
         norm_before_residual=bool(config.get("norm_before_residual")),
-        # SpecForge's setting of this name says that the output is normed, as it always is; speculators feed it back so, too
-        norm_output=is_speculators and bool(config.get("norm_output")),
+        # SpecForge's setting of this name says that the output is normed, as it always is; the others feed it back so, too
+        norm_output=feeds_back and bool(config.get("norm_output")),
     )
     head.take_tokens()
+    _masks(head, n_features * n_seen)
     return head
 
 
@@ -80,3 +86,18 @@ def _norms_before(head: Written, n_features: int) -> None:
     if config.get("fc_norm"):
         norms = [folder.take(f"fc_norm.{i}.weight").floats() for i in range(n_features)]
         head.tensors["enc.fc_norm.weight"] = as_tensor("enc.fc_norm.weight", np.stack(norms))
+
+
+def _masks(head: Written, n_in: int) -> None:
+    """P-EAGLE's stand-ins for drafted tokens: a token, and one for the target's hidden states."""
+    folder, config = head.folder, head.folder.config
+    if not (config.get("parallel_drafting") or config.get("speculators_model_type") == "peagle" or "mask_hidden" in folder):
+        return
+    hidden = folder.take("mask_hidden").floats()
+    if hidden.size != n_in:
+        folder.fail(f"mask_hidden has {hidden.size} values, expected {n_in}, as a row of fc.weight has")
+    head.tensors["mask_hidden.weight"] = as_tensor("mask_hidden.weight", hidden.reshape(1, n_in))
+    methods = folder.section("speculators_config").get("proposal_methods") or [{}]
+    stated = next((key for key in _MASKS if config.get(key) is not None), _MASKS[0])
+    head.metadata["tokenizer.ggml.mask_token_id"] = folder.count(stated, least=0)
+    head.set(block_size=folder.count("num_depths", methods[0].get("speculative_tokens") or _DEPTHS))

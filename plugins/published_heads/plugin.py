@@ -14,12 +14,15 @@ from augury.plugins.published_heads.eagle import eagle3
 from augury.plugins.published_heads.folder import MARKS, Folder
 
 _READERS = {"eagle3": eagle3, "dflash": dflash}
-_BY_TYPE = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash"}  # speculators' names
+_BY_TYPE = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dspark": "dflash"}  # speculators' names
 _BY_ARCHITECTURE = {
     "LlamaForCausalLMEagle3": "eagle3",
+    "LlamaEagle3DraftModel": "eagle3",
     "Eagle3LlamaForCausalLM": "eagle3",
     "Eagle3DraftModel": "eagle3",
     "Eagle3Speculator": "eagle3",
+    "PEagleDraftModel": "eagle3",
+    "PeagleLlamaForCausalLM": "eagle3",
     "Qwen3Eagle3Model": "eagle3",
     "DFlashDraftModel": "dflash",
     "DFlash2DraftModel": "dflash",

@@ -25,6 +25,7 @@ SIZES = {
     "rope_theta": 500.0,
     "hidden_act": "silu",
 }
+MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 KEY = "eagle_aux_hidden_state_layer_ids"
 _KINDS = {"f": "float32", "i": "int64", "b": "bool", "u": "bfloat16"}
 
@@ -80,6 +81,8 @@ def eagle_tensors(config: dict, n_features: int, n_seen: int, *, first: str = "l
         at, joins = (first if i == 0 else f"layers.{i}."), i == 0 or joins_all
         made |= _layer(draw, at, E * (1 + joins), has_head_norms=has_head_norms, has_biases=bool(flat.get("attention_bias")))
         made |= {f"{at}hidden_norm.weight": draw(E)} if joins else {}
+    if set(MASKS) & flat.keys():
+        made["mask_hidden"] = draw(1, 1, n_features * n_seen)
     if flat.get("norm_before_fc"):
         made["input_norm.weight"] = draw(n_features * n_seen)
     if flat.get("fc_norm"):
@@ -160,7 +163,8 @@ def _llama3(frequencies: np.ndarray, scaling: dict) -> np.ndarray:
 
 
 class Eagle(_Model):
-    """EAGLE-3: `LlamaForCausalLMEagle3` of SpecForge, `Eagle3DraftModel` of speculators, `Qwen3Eagle3Model` of DeepSpec."""
+    """EAGLE-3 and P-EAGLE: SpecForge's `LlamaForCausalLMEagle3`, `Eagle3DraftModel` and `PEagleDraftModel` of speculators,
+    NeMo's `LlamaEagle3DraftModel`, `Qwen3Eagle3Model` of DeepSpec."""
 
     first = "layers.0."
 
@@ -174,8 +178,33 @@ class Eagle(_Model):
 
     def forward(self, tokens: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits (T, V_d) of a whole text, and what is fed back (T, E)."""
-        n, h = len(tokens), hidden
-        embedded, at_positions = self.tensors["embed_tokens.weight"][tokens], np.arange(n)
+        ahead = np.arange(len(tokens))[:, None] - np.arange(len(tokens))
+        return self._forward(tokens, hidden, np.arange(len(tokens)), (ahead >= 0) & (ahead < self.window))
+
+    def parallel(self, text: np.ndarray, features: np.ndarray, n: int) -> np.ndarray:
+        """P-EAGLE: logits (n, V_d) of the tokens after a text (T + 1,), of whose first T there are features (T, n, E_t).
+
+        An anchor is a token of the text, the last one here; a depth above 0 a mask. As speculators' `create_peagle_mask_mod`,
+        but that its window cuts no masks off.
+        """
+        mask = next(self.config[key] for key in MASKS if key in self.config)
+        masked = np.concatenate([features, np.repeat(self.tensors["mask_hidden"].reshape(1, *features.shape[1:]), n - 1, 0)])
+        last = len(features) - 1
+        anchor, depth = np.r_[: last + 1, [last] * (n - 1)], np.r_[[0] * (last + 1), 1:n]
+        of_text = (depth == 0) & (anchor[:, None] >= anchor) & (anchor > (anchor + depth)[:, None] - self.window)
+        of_draft = (anchor[:, None] == anchor) & (depth[:, None] >= depth)
+        tokens = np.concatenate([text[1:], np.full(n - 1, mask)])
+        return self._forward(tokens, self.encode(masked), anchor + depth, of_text | of_draft)[0][-n:]
+
+    @property
+    def window(self) -> int:
+        """How many positions a token sees."""
+        return self.config.get("sliding_window") or 1 << 30
+
+    def _forward(
+        self, tokens: np.ndarray, h: np.ndarray, at_positions: np.ndarray, is_seen: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        embedded = self.tensors["embed_tokens.weight"][tokens]
         for i in range(self.config["num_hidden_layers"]):
             at = self.first if i == 0 else f"layers.{i}."
             residual, x = h, self.norm(f"{at}input_layernorm", h)
@@ -183,14 +212,13 @@ class Eagle(_Model):
                 normed = self.norm(f"{at}hidden_norm", h)
                 residual = normed if self.config.get("norm_before_residual") else h
                 x = np.concatenate([self.norm(f"{at}input_layernorm", embedded), normed], -1)
-            ahead = at_positions[:, None] - at_positions
-            window = self.config.get("sliding_window") or n
             q, k = (self.part(at, each, x, at_positions) for each in "qk")
-            mixed = self.attend(q, k, self.part(at, "v", x), (ahead >= 0) & (ahead < window))
+            mixed = self.attend(q, k, self.part(at, "v", x), is_seen)
             h = residual + self.linear(f"{at}self_attn.o_proj", mixed)
             h = h + self.mlp(at, self.norm(f"{at}post_attention_layernorm", h))
         normed = self.norm("norm", h)
-        given_on = normed if self.config.get("norm_output") and "speculators_model_type" in self.config else h
+        feeds_back = "speculators_model_type" in self.config or "LlamaEagle3DraftModel" in self.config["architectures"]
+        given_on = normed if feeds_back and self.config.get("norm_output") else h
         return self.linear("lm_head", normed), given_on
 
 

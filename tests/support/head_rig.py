@@ -14,7 +14,6 @@ from augury.drafters.model.draft_runner import DraftRequest
 from augury.drafters.model.mtp_runner import MtpRunner
 from augury.engine.checked_context import EngineTarget
 from augury.engine.session import EngineSession
-from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend, plan_of
 from augury.types import Draft, ModelOptions
@@ -36,7 +35,7 @@ class Rig:
         context = self.loader.load(tiny_model(target_of(name)), loaded, purpose="target")
         options |= {} if target is None else {"backend": backend}
         path = str(model or draft_file(name))
-        (kind,) = (each for each in REGISTRY.drafters.values() if each.drafts_with(ModelFile.open(path)))
+        (kind,) = (each for each in REGISTRY.drafters.values() if each.drafts_with(self.loader.open(path)))
         options = kind.options_class(model=path, **options)
         sessions = [EngineSession(i, context.info, loaded, None, self.loader, EngineTarget(context)) for i in range(2)]
         self.drafters = [kind(options, session) for session in sessions]

@@ -12,6 +12,8 @@ from oracles.drafts import copying_head, predictable
 from oracles.models import tiny_file
 from oracles.published_heads import SIZES, DFlash, E, Eagle
 from support.cpu_backends import cpu_backends
+from support.head_rig import Rig
+from support.toys import as_history
 
 from augury import Engine, Registry
 from augury.batch import Batch
@@ -53,7 +55,27 @@ EAGLES = {
     "speculators": SPECULATORS | {"norm_before_residual": True, "norm_before_fc": True, oracle.KEY: [0, 2, 4, 5]},
     "speculators-3.1": SPECULATORS
     | {"fc_norm": True, "norm_output": True, "transformer_layer_config": NESTED | {"num_hidden_layers": 2}},
+    "nemo-3.1": SPECFORGE | {"architectures": ["LlamaEagle3DraftModel"], "norm_output": True},
     "deepspec": NESTED | {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1, 3, 4, 6], "num_hidden_layers": 2},
+}
+PEAGLE = SPECULATORS | {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"], "mask_token_id": 99}
+METHODS = {"speculators_config": {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 6}]}}
+PEAGLES = {
+    "peagle": PEAGLE
+    | METHODS
+    | {"norm_before_residual": True, "transformer_layer_config": NESTED | {"num_hidden_layers": 3}, oracle.KEY: [0, 1]},
+    "peagle-window": PEAGLE
+    | {
+        "fc_norm": True,
+        "num_depths": 5,
+        oracle.KEY: [0, 1],
+        "transformer_layer_config": NESTED | {"model_type": "llama", "sliding_window": 9},
+    },
+    "peagle-nemo": SPECFORGE
+    | {"architectures": ["LlamaEagle3DraftModel"], "parallel_drafting": True, "mask_token_id": 127}
+    | {"num_depths": 7, "norm_output": True, "num_hidden_layers": 2, oracle.KEY: [1, 0]},
+    "peagle-vllm": SPECFORGE
+    | {"ptd_token_id": 3, "eagle_config": {oracle.KEY: [-1, 0]}, "norm_before_fc": True, "num_hidden_layers": 2},
 }
 DFLASH = {**NESTED, "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "block_size": 6}
 NAMED = {"mask_token_id": 127, "target_layer_ids": [1, 4, 6]}
@@ -95,9 +117,10 @@ def of_target(name):
 
 def eagle_folder(path, name, **changes):
     """A folder of a head, the head in numpy, and which tokens its logits are of."""
-    config, own = EAGLES[name] | changes, {}
-    first = "midlayer." if name in ("original", "specforge", "llama4", "biases") else "layers.0."
-    n_features = len(config.get(oracle.KEY) or config.get("target_layer_ids") or range(3))
+    config, own = (EAGLES | PEAGLES)[name] | changes, {}
+    first = "midlayer." if name in ("original", "specforge", "llama4", "biases", "peagle-vllm") else "layers.0."
+    outputs = config.get("target_layer_ids") or config.get("eagle_config", {}).get(oracle.KEY)
+    n_features = len(config.get(oracle.KEY) or outputs or range(3))
     drawn = oracle.eagle_tensors(config, n_features, E, first=first)
     tokens = np.arange(V)
     if "draft_vocab_size" in config:
@@ -105,7 +128,7 @@ def eagle_folder(path, name, **changes):
         own = {"d2t": tokens - np.arange(96), "t2d": np.isin(np.arange(V), tokens)}
         own["lm_head.weight"] = of_target("output")[tokens]
     drawn["norm.weight"] *= 4  # of logits that choose
-    prefix = "model." if name == "llama4" else ""  # as NeMo writes them
+    prefix = "model." if name in ("llama4", "peagle-nemo") else ""  # as NeMo writes them
     oracle.write(path, config, {f"{prefix}{key}": each for key, each in (drawn | own).items()}, n_files=2)
     whole = {"lm_head.weight": of_target("output"), "embed_tokens.weight": of_target("token_embd"), **drawn, **own}
     model = Eagle(config, {key: each for key, each in whole.items() if key not in ("d2t", "t2d")})
@@ -138,6 +161,31 @@ def test_an_eagle_head_drafts_what_its_trainers_model_does(name, backend, tmp_pa
         text, g = np.append(text, drafted), np.concatenate([g, made[-1:]])
     for each in (model, encoder):
         each.close()
+
+
+@pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
+@pytest.mark.parametrize("name", PEAGLES)
+def test_a_parallel_head_drafts_all_tokens_with_one_pass(name, backend, tmp_path):
+    folder, right, tokens = eagle_folder(tmp_path / "head", name)
+    made, n = Rig("eagle3-llama", backend, model=folder), 5
+    assert made.drafters[0].traits.drafts_at_once
+    features, logits, fed, make = np.stack([*made.fed.values()], 1), [], 0, made.runner._pass
+    made.runner._pass = lambda requests: logits.append(make(requests)) or logits[-1]
+    for last in (20, 20, 21, 27):  # asked twice, after one token more, and after several
+        made.feed(fed, last)
+        fed, text = last, made.text[: last + 1]
+        drafts, expected = made.draft(text, n), right.parallel(text, features[:last], n)
+        assert np.abs(logits[-1].rows()[:, tokens] - expected).max() < 1e-4
+        assert drafts == tokens[expected.argmax(1)].tolist()
+    file = opened(folder)
+    assert REGISTRY.architectures["eagle3"].plans(file)["main"].block.size == {
+        "peagle": 6,
+        "peagle-window": 5,
+        "peagle-nemo": 7,
+    }.get(name, 8)
+    first = made.drafters[0].teacher_forced(as_history(text), 3).tolist()
+    at = [right.parallel(text[: m + 1], features[:m], 1)[0].argmax() for m in (24, 25, 26)]
+    assert first == tokens[at].tolist()
 
 
 @pytest.mark.parametrize(
@@ -291,7 +339,10 @@ REFUSED = [
     ({"hidden_size": None}, {}, "hidden_size is None"),
     ({}, {"midlayer.self_attn.sinks": np.zeros(4, np.float32)}, r"tensors midlayer\.self_attn\.sinks are not understood"),
     ({}, {"norm.weight": None}, r"tensor 'norm\.weight' is missing"),
-    ({"speculators_model_type": "peagle"}, {}, "states 'peagle', no head of a known kind"),
+    ({"speculators_model_type": "medusa"}, {}, "states 'medusa', no head of a known kind"),
+    ({"speculators_model_type": "peagle"}, {}, "tensor 'mask_hidden' is missing"),
+    ({"mask_token_id": 1}, {"mask_hidden": np.zeros((1, 1, 8), np.float32)}, "mask_hidden has 8 values, expected 768"),
+    ({}, {"mask_hidden": np.zeros((1, 1, 3 * E), np.float32)}, "mask_token_id is None"),
 ]
 
 
