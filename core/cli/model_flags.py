@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -52,6 +53,13 @@ FIRST_FLAGS = "-m -c -np -t -ngl --spec-type -md"
 """The flags of a model that people use first."""
 
 
+class _StayOffline(argparse.Action):
+    """Sets the variable that Hugging Face's library and all sources go by, before they are imported."""
+
+    def __call__(self, *_: Any) -> None:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
 class _KeepModels(argparse.Action):
     """Keeps the last model, for commands that have one, and all of them, for a server."""
 
@@ -74,6 +82,9 @@ def add_model_flags(
         default="smollm2",
         metavar="MODEL",
         help="a path, a name that `augury search` shows, owner/repo:quant of the Hub, or ollama:NAME (default: smollm2)",
+    )
+    group.add_argument(
+        "--offline", nargs=0, action=_StayOffline, help="download nothing, as with the environment variable HF_HUB_OFFLINE=1"
     )
     group.add_argument(
         "-c",

@@ -92,6 +92,8 @@ class Source(Plugin, ABC):
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
         """The file (of a split model the first) that `reference` means, downloaded into `folder` unless it is there.
 
+        Nothing is downloaded where the environment variable HF_HUB_OFFLINE is set.
+
         Raises:
             ModelFileError: There is no such model, or it could not be fetched whole.
         """

@@ -158,7 +158,7 @@ def _trouble(error: Exception, n_bytes: int | None) -> str:
     if isinstance(error, TimeoutError):
         return f"the Hub did not answer within {_ANSWER_S} s; check the connection"
     if constants.HF_HUB_OFFLINE:
-        return "the Hub is not asked, because HF_HUB_OFFLINE is set, and the cache has no such model; unset it to download"
+        return "the Hub is not asked, because HF_HUB_OFFLINE (--offline) is set, and the cache has no such model"
     if isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename is not None):  # not the network
         return not_stored(Path(constants.HF_HUB_CACHE), error, n_bytes, "HF_HOME")
     said = str(error).strip().splitlines()[:1] or [type(error).__name__]

