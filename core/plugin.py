@@ -34,6 +34,7 @@ from augury.files.cache import cache_folder as cache_folder
 from augury.files.checksum import checksum as checksum
 from augury.files.file_lock import locked as locked
 from augury.files.models import (
+    open_model as open_model,
     removable as removable,
     remove_model as remove_model,
     resolve as resolve,

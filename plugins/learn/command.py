@@ -30,7 +30,8 @@ from augury.cli import (
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.extras import install_command
 from augury.files.gguf import ModelFile
-from augury.files.models import resolve
+from augury.files.models import open_model, resolve
+from augury.interfaces import Progress
 from augury.memory_limit import n_bytes_of_machine
 from augury.plugins.learn.corpus import (
     answered,
@@ -45,7 +46,16 @@ from augury.plugins.learn.corpus import (
     read_prompts,
     read_texts,
 )
-from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
+from augury.plugins.learn.head import (
+    N_ROW,
+    HeadSizes,
+    TargetTensors,
+    Weights,
+    draft_vocabulary,
+    first_weights,
+    weights_of,
+    write_head,
+)
 from augury.plugins.learn.hidden_states import HiddenStates
 from augury.plugins.learn.piece import Piece, cut
 from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
@@ -86,6 +96,12 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     group.add_argument("-o", "--output", type=Path, required=True, metavar="HEAD.gguf", help="where the head goes")
     group.add_argument(
+        "--from",
+        dest="first",
+        metavar="HEAD",
+        help="go on from a head of the same model: a GGUF file, or a folder or hf:owner/repo as EAGLE-3 heads are published",
+    )
+    group.add_argument(
         "--export",
         type=Path,
         metavar="FOLDER",
@@ -110,7 +126,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     add_sampling_flags(parser, registry)
-    parser.show_first("-f --prompts -o --export -m -t --epochs --draft-vocabulary --disk")
+    parser.show_first("-f --prompts -o --from --export -m -t --epochs --draft-vocabulary --disk")
     parser.set_defaults(run=_run)
 
 
@@ -127,7 +143,10 @@ def _run(args: argparse.Namespace) -> int:
             path = resolve(args.model, args.registry, progress)
         file = stack.enter_context(ModelFile.open(path, overrides_of(args)))
         plan = plan_of(file, args.registry)
-        sizes = HeadSizes.for_target(plan, str(args.model), args.draft_vocabulary)
+        sizes, first = HeadSizes.for_target(plan, str(args.model), args.draft_vocabulary), None
+        if args.first is not None:
+            first = stack.enter_context(open_model(args.first, args.registry, Progress()))
+            sizes = sizes.of_head(first, file, plan)
         _check_memory(sizes)
         n_kept = args.disk * 10**9
         setup = {
@@ -139,6 +158,7 @@ def _run(args: argparse.Namespace) -> int:
             "epochs": args.epochs,
             "disk": args.disk,
             "n_ctx": args.ctx_size,
+            "from": first and first.digest,
         }
         recorded.take_up(sizes, setup)
         if recorded.is_fresh:
@@ -150,7 +170,7 @@ def _run(args: argparse.Namespace) -> int:
         pieces = _record(args, prompts, known, params, recorded, n_kept // recorded_bytes(sizes))
         target, n_held_out = TargetTensors(file, plan), max(len(pieces) // _HELD_OUT, 1)
         tokens = draft_vocabulary((piece.tokens for piece in pieces[n_held_out:]), plan.n_vocab, sizes.n_drafted)
-        _train(args, target, recorded, pieces, n_held_out, tokens, file, params["seed"])
+        _train(args, target, recorded, pieces, n_held_out, tokens, file, first, params["seed"])
         _report(args, params, pieces[:n_held_out])
         recorded.remove()
     return 0
@@ -164,6 +184,8 @@ def _check_flags(args: argparse.Namespace) -> None:
     if find_spec("jax") is None:
         raise UnsupportedError(f"learning needs jax, which is not installed; the extra has it: {install_command('learn')}")
     _check_output(args.output)
+    if args.first is not None and Path(args.first).resolve() == args.output.resolve():
+        raise OptionError(f"--from and -o are both {args.output}; name another file with -o, for a training that is taken up")
     if args.export:
         export.check_folder(args.export)
 
@@ -246,21 +268,26 @@ def _train(
     n_held_out: int,
     tokens: np.ndarray,
     file: ModelFile,
+    first: ModelFile | None,
     seed: int,
 ) -> None:
-    """Train a head and write it."""
+    """Train a head, from the first one if there is one, and write it each time that it is better."""
     from augury.plugins.learn.fitting import N_BATCH, Corpus, fit
     from augury.plugins.learn.training import Trainer
 
     corpus = Corpus(recorded, target, pieces, n_held_out, tokens)
     n_total = args.epochs * -(-len(corpus.rows) // N_BATCH)
-    weights, output = first_weights(recorded.sizes, target, corpus.spread(), seed), target.output(tokens)
-    trainer = Trainer(recorded.sizes, weights, output, target.softcap, _RATE, n_total)
+    sizes, output = recorded.sizes, target.output(tokens)
+    weights = first_weights(sizes, target, corpus.spread(), seed) if first is None else weights_of(first, sizes)
+
+    def keep(best: Weights) -> None:
+        write_head(args.output, sizes, file, tokens, best, output)
+
+    trainer = Trainer(sizes, weights, output, target.softcap, _RATE, n_total)
     with ProgressDisplay() as progress:
-        best = fit(trainer, recorded, corpus, args.epochs, seed, progress, say)
-    write_head(args.output, recorded.sizes, file, tokens, best, output)
+        fit(trainer, recorded, corpus, args.epochs, seed, progress, say, keep, is_head=first is not None)
     if args.export:
-        _export(args, {**best, "output.weight": output})
+        _export(args, {**(recorded.load("best") or {}), "output.weight": output})
 
 
 def _export(args: argparse.Namespace, values: Mapping[str, np.ndarray] | None = None) -> None:

@@ -106,10 +106,14 @@ def fit(
     seed: int,
     progress: Progress,
     say: Callable[[str], None],
-) -> Weights:
+    keep: Callable[[Weights], None],
+    *,
+    is_head: bool = False,
+) -> None:
     """Train until the texts held out are predicted no better, or `n_epochs` are over.
 
-    The first third of the epochs learns to draft one token, the next two, the last three: each token costs as much again.
+    The first third of the epochs learns to draft one token, the next two, the last three: each token costs as much again. What
+    is a head already learns to draft three from the beginning.
 
     Args:
         trainer: With first weights; it goes on from the checkpoint where there is one.
@@ -119,9 +123,8 @@ def fit(
         seed: Of the order of rows.
         progress: Told how many batches are over.
         say: Called with the result of each epoch.
-
-    Returns:
-        The weights of the best epoch.
+        keep: Called with the weights that are the best so far, those of most tokens accepted.
+        is_head: Whether the first weights are a head's.
     """
     n_of_epoch, lengths = -(-len(corpus.rows) // N_BATCH), list[float]()
     saved, best = recorded.load("checkpoint"), recorded.load("best")
@@ -132,25 +135,31 @@ def fit(
     ):  # those of a damaged best are trained again
         lengths = saved.pop("lengths").tolist()
         trainer.restore(saved)
+        if best is not None:
+            keep(best)
+
+    def judge(when: str) -> None:
+        shares = corpus.accepted(trainer)
+        lengths.append(1 + sum(shares))
+        say(f"{when}: {percent(shares)} of drafts are right up to token 1, 2, ... in the texts held out")
+        if lengths[-1] == max(lengths):
+            recorded.save("best", trainer.weights)
+            keep(trainer.weights)
+        recorded.save("checkpoint", {**trainer.saved(), "lengths": np.array(lengths)})
+
+    if is_head and not lengths:
+        judge("before")
     saved_at = monotonic()
-    while len(lengths) < n_epochs and max(lengths[-_PATIENCE:], default=0) >= max(lengths, default=0):
-        order = np.random.default_rng([seed, len(lengths)]).permutation(len(corpus.rows))
-        n_unrolled = 1 + N_STEPS * len(lengths) // n_epochs
-        for i in range(trainer.n_steps - len(lengths) * n_of_epoch, n_of_epoch):
+    while (n := len(lengths) - is_head) < n_epochs and max(lengths[-_PATIENCE:], default=0) >= max(lengths, default=0):
+        order = np.random.default_rng([seed, n]).permutation(len(corpus.rows))
+        n_unrolled = N_STEPS if is_head else 1 + N_STEPS * n // n_epochs
+        for i in range(trainer.n_steps - n * n_of_epoch, n_of_epoch):
             progress("training", trainer.n_steps, n_epochs * n_of_epoch)
             trainer.step(corpus.batch([corpus.rows[j] for j in order[i * N_BATCH : (i + 1) * N_BATCH]]), n_unrolled)
             if monotonic() - saved_at > _SAVE_EVERY_S:
                 recorded.save("checkpoint", {**trainer.saved(), "lengths": np.array(lengths)})
                 saved_at = monotonic()
-        shares = corpus.accepted(trainer)
-        lengths.append(1 + sum(shares))
-        say(f"epoch {len(lengths)}: {percent(shares)} of drafts are right up to token 1, 2, ... in the texts held out")
-        if lengths[-1] == max(lengths):
-            recorded.save("best", trainer.weights)
-        recorded.save("checkpoint", {**trainer.saved(), "lengths": np.array(lengths)})
-    best = recorded.load("best")
-    assert best is not None
-    return best
+        judge(f"epoch {n + 1}")
 
 
 def percent(shares: Sequence[float]) -> str:

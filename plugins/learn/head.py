@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
@@ -41,10 +41,12 @@ class HeadSizes(LlamaSizes):
     Attributes:
         layers: The numbers of the target's layers whose inputs it reads.
         n_drafted: V_d, how many tokens it drafts.
+        rope_base: Of its positions.
     """
 
     layers: tuple[int, ...]
     n_drafted: int
+    rope_base: float = 10000.0
 
     @classmethod
     def for_target(cls, plan: ModelPlan, name: str, n_drafted: int) -> HeadSizes:
@@ -68,6 +70,53 @@ class HeadSizes(LlamaSizes):
             layers=_layers_of(n),
             n_drafted=min(n_drafted, plan.n_vocab),
         )
+
+    def of_head(self, head: ModelFile, target: ModelFile, plan: ModelPlan) -> HeadSizes:
+        """The sizes of a head that is there, for the same target.
+
+        Args:
+            head: The head.
+            target: The target's file.
+            plan: The target's.
+
+        Raises:
+            UnsupportedError: It is of another kind than heads that are trained here, or for another target.
+        """
+        keys, n_embd = "eagle3.{}".format, self.n_embd
+
+        def check(what: str, found: object, expected: object) -> None:
+            if found != expected:
+                raise UnsupportedError(f"{head.path}: {what} is {found}, expected {expected} to go on from this head")
+
+        check("the architecture", head.architecture, "eagle3")
+        check("the number of layers", head.get(keys("block_count"), int), 1)
+        for key in ("embedding_length", "target_hidden_size"):
+            check(key, head.get(keys(key), int, n_embd), n_embd)
+        for key, wanted in (("norm_before_residual", True), ("norm_before_fc", True), ("norm_output", False)):
+            check(key, head.get(keys(key), bool, default=False), wanted)
+        check("rope.scaling.type", head.get(keys("rope.scaling.type"), str, "none"), "none")
+        own, tokens = (file.get("tokenizer.ggml.tokens", list[str], []) for file in (head, target))
+        check("the size of the vocabulary", head.get(keys("vocab_size"), int, len(own)), self.n_vocab)
+        check("the first other token", next((a for a, b in zip(own, tokens, strict=False) if a != b), "none"), "none")
+        layers = tuple(head.get(keys("target_layers"), list[int], list(self.layers)))
+        check("the number of hidden states", len(layers), len(self.layers))
+        sizes = evolve(
+            self,
+            layers=layers,
+            n_ff=head.get(keys("feed_forward_length"), int),
+            n_heads=head.get(keys("attention.head_count"), int),
+            n_kv_heads=head.get(keys("attention.head_count_kv"), int),
+            head_dim=(head_dim := head.get(keys("attention.key_length"), int)),
+            n_rot=head_dim,
+            rope_base=head.get(keys("rope.freq_base"), float, 10000.0),
+        )
+        untold = next((name for name in sizes.features if name not in plan.features), None)
+        check("a hidden state that the model has not", untold, None)
+        further = head.tensors.keys() - sizes.shapes.keys() - {"d2t", "output.weight", "token_embd.weight"}
+        check("a further tensor", min(further, default=None), None)
+        for name, shape in sizes.shapes.items():
+            check(f"the shape of {name}", head.tensor(name).shape, shape)
+        return sizes
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -185,6 +234,11 @@ def first_weights(sizes: HeadSizes, target: TargetTensors, spread: np.ndarray, s
     return weights
 
 
+def weights_of(head: ModelFile, sizes: HeadSizes) -> Weights:
+    """The weights of a head of these sizes, as it stores them."""
+    return {name: head.tensor(name).floats().copy() for name in sizes.shapes}
+
+
 def write_head(
     path: Path, sizes: HeadSizes, target: ModelFile, tokens: np.ndarray, weights: Mapping[str, np.ndarray], output: np.ndarray
 ) -> None:
@@ -201,7 +255,7 @@ def write_head(
     with gguf_file(path, "eagle3", is_durable=True) as writer:
         writer.add_name(f"EAGLE-3 head for {target.get('general.name', str, target.path.stem)}")
         sizes.describe(writer)
-        writer.add_rope_freq_base(10000.0)
+        writer.add_rope_freq_base(sizes.rope_base)
         writer.add_sliding_window(N_ROW)
         writer.add_array("eagle3.target_layers", list(sizes.layers))
         writer.add_uint32("eagle3.target_hidden_size", sizes.n_embd)

@@ -130,10 +130,10 @@ def _norm(x: Any, weight: Any) -> Any:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON) * weight
 
 
-def _rope(x: Any) -> Any:
+def _rope(x: Any, base: float) -> Any:
     """Turn neighbouring pairs of (B, T, H, D) by their positions."""
     n, dim = x.shape[1], x.shape[-1]
-    angles = np.arange(n)[:, None] * 10000.0 ** (-np.arange(0, dim, 2) / dim)
+    angles = np.arange(n)[:, None] * base ** (-np.arange(0, dim, 2) / dim)
     cos, sin = (jnp.asarray(f(angles), jnp.float32)[None, :, None] for f in (np.cos, np.sin))
     even, odd = x[..., 0::2], x[..., 1::2]
     return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1).reshape(x.shape)
@@ -188,9 +188,9 @@ def _losses(
             (of_token + product(seen, weights[f"blk.0.attn_{name}.weight"][:, n_embd:])).reshape(n_batch, n, -1, sizes.head_dim)
             for name, of_token in of_tokens.items()
         )
-        keys.append(_rope(key))
+        keys.append(_rope(key, sizes.rope_base))
         values.append(value)
-        mixed = _attention(_rope(query), keys, values, step, texts)
+        mixed = _attention(_rope(query, sizes.rope_base), keys, values, step, texts)
         x = seen + product(mixed, weights["blk.0.attn_output.weight"])
         inner = _norm(x, weights["blk.0.ffn_norm.weight"])
         gate = jax.nn.silu(product(inner, weights["blk.0.ffn_gate.weight"])) * product(inner, weights["blk.0.ffn_up.weight"])

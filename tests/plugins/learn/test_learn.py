@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from attrs import evolve
 from gguf import GGMLQuantizationType
 from oracles.drafts import draft_file, parted, target_of
 from oracles.models import tiny_file, tiny_model
@@ -21,13 +22,16 @@ from augury.batch import Batch
 from augury.cli import Prompt
 from augury.errors import AuguryError, UnsupportedError
 from augury.files.gguf import ModelFile
+from augury.files.models import open_model
+from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.plugins.learn import command, fitting, training
 from augury.plugins.learn.corpus import answered, cut_texts, distinct, encoded, mixed, most_tokens, n_piece_of, read_prompts
-from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
+from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_vocabulary, first_weights, weights_of, write_head
 from augury.plugins.learn.hidden_states import read_rows, write_rows
 from augury.plugins.learn.piece import Piece, cut
 from augury.plugins.learn.recorded import Recorded
+from augury.plugins.published_heads import export
 from augury.testing.tiny_model import write_tiny_model
 from augury.text.chat_template import ChatTemplate
 
@@ -132,7 +136,7 @@ def test_an_interrupted_training_goes_on_to_the_same_head(model, learn, tmp_path
         with monkeypatch.context() as patch:
             patch.setattr(cls, name, interrupted(getattr(cls, name), n))
             assert learn(resumed)[0] == 130
-        assert not resumed.exists()
+        assert resumed.exists() == (name == "step"), "the best so far is there"
         assert list((tmp_path / "resumed.gguf.learn").glob(kept))
     checkpoint = tmp_path / "resumed.gguf.learn" / "checkpoint.npz"
     before = checkpoint.stat().st_mtime_ns
@@ -314,6 +318,41 @@ def test_a_head_is_learnt_from_texts(learn, model, texts, tmp_path):
     code, _, err = learn(tmp_path / "head.gguf", epochs=1, source=("-f", texts))
     assert code == 0, err
     assert accepted(model, tmp_path / "head.gguf")[1]
+    more = ("--from", str(tmp_path / "head.gguf"), "--export", str(tmp_path / "folder"))
+    code, _, err = learn(tmp_path / "better.gguf", *more, epochs=1, source=("-f", texts))
+    assert code == 0, err
+    assert "before: " in err
+    assert (tmp_path / "folder" / "config.json").exists()
+    code, _, err = learn(tmp_path / "head.gguf", *more[:2], source=("-f", texts))
+    assert code == 2
+    assert "--from and -o are both" in err
+
+
+def test_a_training_goes_on_from_heads_of_its_kind_alone(tmp_path):
+    file = tiny_file(target_of("eagle3-llama"))
+    plan = plan_of(file, REGISTRY)
+    sizes, target = HeadSizes.for_target(plan, "it", 96), TargetTensors(file, plan)
+    other = evolve(sizes, n_ff=64, n_heads=1, n_kv_heads=1, layers=(0, 1, 2), rope_base=500.0)
+    weights = first_weights(other, target, np.ones(3 * sizes.n_embd, np.float32), 1)
+    tokens = np.arange(96, dtype=np.int32)
+    write_head(tmp_path / "head.gguf", other, file, tokens, weights, target.output(tokens))
+    head = ModelFile.open(tmp_path / "head.gguf")
+    assert sizes.of_head(head, file, plan) == other
+    assert all(found.shape == other.shapes[name] for name, found in weights_of(head, other).items())
+    export.write_folder(tmp_path / "folder", head)
+    assert sizes.of_head(open_model(tmp_path / "folder", REGISTRY, Progress()), file, plan) == other
+    for metadata, tensors, match in (
+        ({"eagle3.embedding_length": 8}, {}, "embedding_length is 8, expected 256 to go on"),
+        ({"eagle3.norm_before_fc": False}, {}, "norm_before_fc is False, expected True"),
+        ({"eagle3.vocab_size": 9}, {}, "the size of the vocabulary is 9, expected 128"),
+        ({"eagle3.target_layers": np.int32([0, 1, 99])}, {}, "a hidden state that the model has not is layer.98"),
+        ({"eagle3.feed_forward_length": 96}, {}, r"the shape of blk\.0\.ffn_gate\.weight is \(64, 256\)"),
+        ({}, {"blk.0.attn_q_norm.weight": head.tensors["output_norm.weight"]}, r"a further tensor is blk\.0\.attn_q_norm"),
+        ({"general.architecture": "dflash"}, {}, "the architecture is dflash, expected eagle3"),
+    ):
+        changed = evolve(head, metadata={**head.metadata, **metadata}, tensors={**head.tensors, **tensors})
+        with pytest.raises(UnsupportedError, match=match):
+            sizes.of_head(changed, file, plan)
 
 
 def test_a_conversation_is_written_by_the_template_with_its_tools_and_variables(model):
@@ -466,38 +505,45 @@ def test_a_head_is_stored_as_coarsely_as_its_target(tmp_path, n_bytes, kind):
     assert stored["output_norm.weight"] == "F32"
 
 
-def test_each_third_of_the_epochs_learns_to_draft_a_token_more():
-    learnt, kept = [], {}
-    trainer = SimpleNamespace(n_steps=0, weights={}, saved=dict)
+@pytest.fixture
+def trained():
+    """Fits a trainer that counts its batches to shares of right drafts, from a head or not; what was learnt, told and kept."""
 
-    def step(batch, n_unrolled):
-        trainer.n_steps += 1
-        learnt.append(n_unrolled)
+    def trained(shares, n_rows, n_epochs, **how):
+        saved, learnt, told, kept, shares = {}, [], [], [], iter(shares)
+        trainer = SimpleNamespace(n_steps=0, weights={"n": 0}, saved=dict)
 
-    trainer.step = step
-    shares = iter(range(7))  # better each time
-    corpus = SimpleNamespace(rows=[[]] * 5, batch=list, accepted=lambda trainer: [next(shares)])
-    recorded = SimpleNamespace(load=kept.get, save=kept.__setitem__)
-    fitting.fit(trainer, recorded, corpus, 7, 1, lambda *told: None, lambda line: None)
+        def step(batch, n_unrolled):
+            trainer.n_steps += 1
+            trainer.weights = {"n": trainer.n_steps}
+            learnt.append(n_unrolled)
+
+        trainer.step = step
+        corpus = SimpleNamespace(rows=[[]] * n_rows, batch=list, accepted=lambda trainer: [next(shares)])
+        recorded = SimpleNamespace(load=saved.get, save=saved.__setitem__)
+        fitting.fit(trainer, recorded, corpus, n_epochs, 1, lambda *told: None, told.append, kept.append, **how)
+        return learnt, told, [weights["n"] for weights in kept]
+
+    return trained
+
+
+def test_each_third_of_the_epochs_learns_to_draft_a_token_more(trained):
+    learnt, _, kept = trained(range(7), 5, 7)
     assert learnt == [1] * 6 + [2] * 4 + [3] * 4
+    assert kept == [2, 4, 6, 8, 10, 12, 14], "the head is there after each epoch that made it better"
 
 
-def test_it_ends_after_two_epochs_without_progress_with_the_best_weights():
-    kept, shares = {}, iter([0.3, 0.5, 0.4, 0.5, 0.4, 0.45, 0.9])  # as good as the best counts as progress
-    trainer = SimpleNamespace(n_steps=0, weights={"n": 0}, saved=dict)
-
-    def step(batch, n_unrolled):
-        trainer.n_steps += 1
-        trainer.weights = {"n": trainer.n_steps}
-
-    trainer.step = step
-    corpus = SimpleNamespace(rows=[[]], batch=list, accepted=lambda trainer: [next(shares)])
-    told = []
-    best = fitting.fit(
-        trainer, SimpleNamespace(load=kept.get, save=kept.__setitem__), corpus, 20, 1, lambda *told: None, told.append
-    )
+def test_it_ends_after_two_epochs_without_progress_with_the_best_weights(trained):
+    _, told, kept = trained([0.3, 0.5, 0.4, 0.5, 0.4, 0.45, 0.9], 1, 20)  # as good as the best counts as progress
     assert len(told) == 6
-    assert best == {"n": 4}
+    assert kept == [1, 2, 4]
+
+
+def test_a_head_learns_to_draft_three_tokens_at_once_and_stays_where_nothing_is_better(trained):
+    learnt, told, kept = trained([0.5, 0.4, 0.3, 0.9], 1, 20, is_head=True)
+    assert learnt == [3, 3]
+    assert told[0].startswith("before: 50 %")
+    assert kept == [0]
 
 
 def test_products_that_round_are_exact_where_nothing_is_to_be_rounded():
