@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from augury.engine.context import EngineContext
 from augury.engine.mtp_states import MtpStates
 from augury.engine.prompt_cache import PromptCache
 from augury.engine.prompt_files import prompt_files
+from augury.engine.shared import Shared
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.models import open_model
 from augury.files.mtp_file import is_mtp_alone, missing_mtp, with_mtp
@@ -174,30 +174,6 @@ def _lack_of_mtp(registry: Registry, file: ModelFile, plan: ModelPlan, device: B
     return f"{what} are not computed by backend {device.title}, expected {able or 'another'}; use that, or leave {drafter} out"
 
 
-class Shared:
-    """Objects that the sessions of one engine share, made once and closed with the engine."""
-
-    def __init__(self) -> None:
-        self._made: dict[Hashable, Any] = {}
-        self._lock = threading.RLock()
-
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The value under `key`, made by the first that asks."""
-        with self._lock:
-            if key not in self._made:
-                self._made[key] = make()
-            return self._made[key]
-
-    def close(self) -> None:
-        """Close all closable objects, last made first, even if closing one fails."""
-        with self._lock:
-            made = list(self._made.values())
-        for value in reversed(made):
-            if callable(close := getattr(value, "close", None)):
-                guarded(close)
-        self._made.clear()
-
-
 @define(eq=False, slots=False)
 class Loader:
     """Loads each model once, and remembers which ones to close."""
@@ -212,6 +188,8 @@ class Loader:
     backends: list[Backend] = field(factory=list, init=False)  # of each context's model
     no_tokenizer: dict[str, str] = field(factory=dict, init=False)  # by reference, why its file's is not read
     _files: dict[str, ModelFile] = field(factory=dict, init=False)
+    _target_reference: str | Path = field(default="", init=False)
+    _of_prompts: tuple[int, int, int | None] = field(default=(0, 1, 0), init=False)  # bytes for all, of all slots; MiB on disk
     _target: ModelFile | None = field(default=None, init=False)
 
     @property
@@ -270,7 +248,7 @@ class Loader:
             if purpose == "draft" and self._target is not None:
                 file.borrow_from(self._target)
             else:
-                self._target = file
+                self._target, self._target_reference = file, reference
             whole = plan_of(file, self.registry, plan_name)
             whole = whole if options.window is None else whole.with_window(options.window)
             whole = with_adapters(whole, adapters.loaded) if adapters is not None and adapters.loaded else whole
@@ -319,13 +297,38 @@ class Loader:
         n_mib = check_count("cache_ram", cache_ram, -1)
         n_mib_on_disk = None if cache_disk is None else check_count("cache_disk", cache_disk, 0)
         n_most = n_bytes_for_prompts(n_mib, sum(line.n_bytes for line in self.memory_table() if line.device == CPU))
-        n_slots_bytes = max(sum(context.memory.n_bytes for context in self.contexts), 1)
+        self._of_prompts = n_most, max(sum(context.memory.n_bytes for context in self.contexts), 1), n_mib_on_disk
+        self._keep_prompts()
+
+    def _keep_prompts(self) -> None:
+        n_most, n_slots_bytes, n_mib_on_disk = self._of_prompts
         for context in self.contexts:
-            if n_bytes := n_most * context.memory.n_bytes // n_slots_bytes:
+            n_bytes = n_most * context.memory.n_bytes // n_slots_bytes
+            if n_bytes and context.prompt_cache is None:
                 identity = f"{context.memory.name}, {context.memory.states.identity}"
                 if context.info.parts["main"].input:
                     identity += f", of {self.contexts[0].memory.states.identity}"
                 context.prompt_cache = PromptCache(context.memory, n_bytes, prompt_files(identity, n_mib_on_disk))
+
+    @contextmanager
+    def replacing(self, reference: str) -> Iterator[None]:
+        """A second model is loaded in place of one that is released later; where that fails, nothing of it stays."""
+        try:
+            self._target = self.open(self._target_reference)  # which lends its embedding
+            yield
+            self._keep_prompts()
+        except BaseException:
+            self.release(reference)
+            raise
+        finally:
+            self.close_files()
+
+    def release(self, reference: str) -> None:
+        """Close a second model that nobody uses any more."""
+        gone = [context for context in self.shared.drop(reference) if context in self.contexts]
+        kept = [(*each,) for each in zip(self.contexts, self.backends, strict=True) if each[0] not in gone]
+        self.contexts[:], self.backends[:] = [context for context, _ in kept], [backend for _, backend in kept]
+        self.contexts[0].head_models[:] = [context for context in self.contexts[0].head_models if context not in gone]
 
     def load_tokenizer(self, reference: str | Path) -> Tokenizer | None:
         """The tokenizer of a model's file, or None where the file has none that augury can read: token ids work without."""

@@ -28,7 +28,8 @@ from augury.engine.session import EngineSession
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineStats
 from augury.engine.worker import Answer, Worker
-from augury.errors import ModelFileError, OptionError
+from augury.errors import ModelFileError, OptionError, UnsupportedError
+from augury.guard import guarded
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, context_size, make_backend, only_spec, plan_of
 from augury.notebook_progress import shown_progress
@@ -63,6 +64,7 @@ class Engine(Receipts, Evaluations):
         chains: Sequence[Sequence[Drafter]],
         loader: Loader,
         *,
+        sessions: Sequence[EngineSession] = (),
         tokenizer: Tokenizer | None,
         template: ChatTemplate | None,
         speculation: Speculation,
@@ -79,7 +81,9 @@ class Engine(Receipts, Evaluations):
         self._files = files
         self.tokenizer, self.chat_template, self.config = tokenizer, template, config
         self._context, self._n_ctx, self.adapters = context, context.spec.n_ctx, context.adapters
-        self._drafters = [drafter for chain in chains for drafter in chain]
+        self._drafters = drafters = [drafter for chain in chains for drafter in chain]
+        self._sessions, self._speculation = sessions, speculation
+        self._draft_models = {getattr(each.options, "model", None) for each in speculation.members}  # in use by some request
         self._loader = loader
         self._n_vocab = context.info.n_vocab if tokenizer is None else min(context.info.n_vocab, tokenizer.n_vocab)
         self._make_request = partial(
@@ -98,7 +102,10 @@ class Engine(Receipts, Evaluations):
         features = context.model.features
         self._drafting = Drafting(chains, planner, self.info.n_vocab, may_branch=context.may_branch, features=features)
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check, lost_timeout=lost_timeout)
-        give_back = partial(loader.close, [*self._drafters, *([] if template is None else [template])])
+
+        def give_back() -> None:  # without a reference to the engine
+            loader.close([*drafters, *([] if template is None else [template])])
+
         self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
         self.load_s = 0.0 if begun is None else perf_counter() - begun
 
@@ -228,6 +235,7 @@ class Engine(Receipts, Evaluations):
                 context,
                 chains,
                 loader,
+                sessions=sessions,
                 tokenizer=tokenizer,
                 template=template,
                 speculation=speculation,
@@ -275,6 +283,49 @@ class Engine(Receipts, Evaluations):
     def stats(self) -> EngineStats:
         """The state of every slot, the waiting requests, and counts since `load`. Any thread may ask; it waits for nothing."""
         return self._worker.stats()
+
+    def replace_draft_model(self, draft_model: str | Path) -> None:
+        """Let another draft model or head of the same kind draft in all requests from the next one on.
+
+        It is loaded between two rounds, and no text changes. Requests that run keep the one before, which is closed after them.
+
+        Args:
+            draft_model: Another file than the one in use.
+
+        Raises:
+            AuguryError: As `load` does; or no drafter has a draft model, or its other traits differ. Then the one before stays.
+        """
+        self._worker.do(self._replace_draft_model, str(draft_model))
+
+    def _replace_draft_model(self, _: Loop, reference: str) -> bool:
+        members = self._speculation.members
+        place = next((i for i, each in enumerate(members) if getattr(each.options, "model", None)), None)
+        if place is None or reference in self._draft_models:
+            found = "no drafter in use has one" if place is None else f"{reference} is in use"
+            raise OptionError(f"the draft model cannot be replaced: {found}; load the engine with another file")
+        before, made = members[place].options.model, list[Drafter]()
+        member = attrs.evolve(members[place], options=attrs.evolve(members[place].options, model=reference))
+        old = self._drafters[place :: len(members)]
+        with self._loader.replacing(reference):
+            for session in self._sessions:
+                session.make_drafters([(type(old[0]), member)], made)
+            if made[0].traits != old[0].traits:
+                raise UnsupportedError(f"{reference} reads other hidden states than {before}; load the engine with it")
+
+        def retire() -> None:
+            for drafter in old:
+                guarded(drafter.close)
+            self._loader.release(before)
+            self._draft_models.discard(before)
+
+        self._draft_models.add(reference)
+        self._drafters[place :: len(members)] = made
+        self._drafting.replace(place, made, retire)
+        self._speculation = attrs.evolve(self._speculation, members=(*members[:place], member, *members[place + 1 :]))
+        self._make_request = partial(self._make_request, speculation=self._speculation)
+        told = {"spec_type": str(self._speculation), "speculative": self._speculation.effective()}
+        self.config = {**self.config, **told}
+        return True
 
     @property
     def hidden_state_names(self) -> tuple[str, ...]:

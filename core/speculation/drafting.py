@@ -69,7 +69,8 @@ class Drafting:
         """
         self.on_failure: Callable[..., object] = warn
         self.on_trials: Callable[[Trials], object] | None = None
-        self._chains = chains
+        self._chains = [[*chain] for chain in chains]
+        self._retired: list[tuple[list[RequestDrafters], Callable[[], object]]] = []
         self._profiles = [DrafterProfile.of(drafter) for drafter in chains[0]] if planner is None else planner.profiles
         for profile in self._profiles:
             if missing := [each for each in profile.features if each not in features]:
@@ -87,6 +88,22 @@ class Drafting:
     def plain_s(self) -> float | None:
         """Seconds of a pass of one token, as the planner knows them; None without one. Any thread may ask."""
         return None if self._planner is None else self._planner.plain_s
+
+    def replace(self, place: int, drafters: Sequence[Drafter], retire: Callable[[], object]) -> None:
+        """Let others of the same traits, one for each slot, be the drafters at a place of the chains, from the next request on.
+
+        `retire` is called once no request has the ones before.
+        """
+        for chain, drafter in zip(self._chains, drafters, strict=True):
+            chain[place] = drafter
+        self._retired.append(([*self._drafters.values()], retire))
+        self._retire()
+
+    def _retire(self) -> None:
+        running = [*self._drafters.values()]
+        for each in [each for each in self._retired if not any(mine is one for mine in each[0] for one in running)]:
+            self._retired.remove(each)
+            guarded(each[1])
 
     # A request begins and ends
 
@@ -143,6 +160,8 @@ class Drafting:
         if (drafters := self._drafters.pop(sequence.slot, None)) is not None:
             for drafter in drafters.every:
                 drafter.guard.end()
+        if self._retired:
+            self._retire()
 
     # Before a pass
 

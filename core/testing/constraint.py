@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from augury.constraint import Constraint, ConstraintSession
 from augury.engine.engine import Engine
-from augury.loader import Shared
+from augury.engine.shared import Shared
 from augury.options import build
 from augury.registry import Registry
 from augury.testing.contract import Check, Contract, ContractError, run_checks

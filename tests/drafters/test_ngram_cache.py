@@ -10,8 +10,8 @@ from augury.drafters.ngram.counts import Followers, NgramCounts
 from augury.drafters.ngram.lookup_file import NgramCorpus, read_lookup, write_lookup
 from augury.drafters.ngram.past import NgramPast
 from augury.drafters.ngram_cache import NgramCache, NgramCacheOptions, augury_drafters
+from augury.engine.shared import Shared
 from augury.errors import ModelFileError, OptionError
-from augury.loader import Shared
 from augury.types import Verdict
 
 DATA = Path(__file__).parents[1] / "data/lookup"

@@ -10,7 +10,7 @@ from oracles.ngram_pools import NaiveNgramMod
 from support.toys import as_history, drafted
 
 from augury.drafters.ngram_mod import NgramMod, NgramModOptions
-from augury.loader import Shared
+from augury.engine.shared import Shared
 from augury.options import options_of
 from augury.types import Verdict
 

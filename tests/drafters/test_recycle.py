@@ -8,8 +8,8 @@ from oracles.recycling import NaiveRecycle
 
 from augury.drafters.ngram.successors import FIRST_OF_PAIRS, FIRST_OF_TEXT, RUNNER_UP_CHANCES, TARGET_CHANCES, most_frequent
 from augury.drafters.recycle import Recycle, RecycleOptions, _tree_shape
+from augury.engine.shared import Shared
 from augury.errors import OptionError
-from augury.loader import Shared
 from augury.types import Verdict
 
 N_VOCAB = 12

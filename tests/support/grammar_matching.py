@@ -3,7 +3,7 @@
 from support import vocabularies
 
 from augury.constraint import ConstraintSession
-from augury.loader import Shared
+from augury.engine.shared import Shared
 from augury.options import build
 from augury.registry import Registry
 from augury.text.tokenizer import load_tokenizer

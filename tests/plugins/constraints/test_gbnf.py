@@ -9,8 +9,8 @@ from oracles import gbnf
 from support import vocabularies
 
 from augury.constraint import ConstraintSession
+from augury.engine.shared import Shared
 from augury.errors import OptionError, UnsupportedError
-from augury.loader import Shared
 from augury.plugins.constraints import guided
 from augury.plugins.constraints.grammars import Grammar, GrammarOptions
 

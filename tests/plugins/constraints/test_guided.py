@@ -11,8 +11,8 @@ from support import vocabularies
 from augury.cli.command_line import make_parser
 from augury.cli.sampling_flags import request_params
 from augury.constraint import ConstraintSession
+from augury.engine.shared import Shared
 from augury.errors import OptionError, PluginError, UnsupportedError
-from augury.loader import Shared
 from augury.options import build
 from augury.testing.constraint import CONSTRAINT_CHECKS, constraint_subject
 from augury.testing.drafter.engines import engine_with

@@ -4,8 +4,8 @@ import pytest
 from support import vocabularies
 
 from augury.constraint import ConstraintSession
+from augury.engine.shared import Shared
 from augury.errors import OptionError
-from augury.loader import Shared
 from augury.plugins.constraints.reasoning import ReasoningBudget, ReasoningBudgetOptions
 
 LONGER = " It is blue, and so is the sea."

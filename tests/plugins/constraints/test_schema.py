@@ -17,8 +17,8 @@ from support import vocabularies
 from support.grammar_matching import follows
 
 from augury.constraint import ConstraintSession
+from augury.engine.shared import Shared
 from augury.errors import OptionError
-from augury.loader import Shared
 from augury.plugins.constraints.grammars import JsonSchema, JsonSchemaOptions
 from augury.plugins.constraints.schema import demands
 
