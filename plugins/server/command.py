@@ -238,6 +238,7 @@ def _options_of(args: argparse.Namespace, names: Sequence[str]) -> ServerOptions
         )
     return ServerOptions(
         names=names,
+        tags=split(args.tags),
         api_keys=tuple(keys),
         cors_origins=split(args.cors_origins),
         timeout_s=args.timeout,

@@ -53,6 +53,7 @@ class ServedModelFlags:
     alias: str | None = option(
         None, aliases=["a"], help="names of the model, separated by commas; without it the name that -m gives"
     )
+    tags: str | None = option(None, help="words about the model for clients that list models, separated by commas")
     dedup_cache_models: bool = option(False, help="leave the model's file out of the list of --manage-models")
     max_queue: int = option(256, ge=0, help="how many requests may wait for a slot; further ones get 429")
     replicas: str | None = option(

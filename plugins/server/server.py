@@ -35,6 +35,7 @@ class ServerOptions:
     """The options of the command line."""
 
     names: Sequence[str] = ("augury",)  # of the model; answers have the first
+    tags: Sequence[str] = ()  # words about the model, for lists of models
     api_keys: Sequence[str] = ()  # none: everyone is served
     cors_origins: Sequence[str] = ()
     timeout_s: float = 3600.0  # of a request

@@ -43,7 +43,7 @@ def _model(server: Server, name: str) -> dict[str, Any]:
         "created": _STARTED,
         "owned_by": "augury",
         "aliases": list(server.options.names),
-        "tags": [],  # nobody gives any; llama.cpp's clients read them, and what it takes
+        "tags": list(server.options.tags),
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "status": status,
         "can_remove": not server.is_given,

@@ -14,7 +14,7 @@ def slot_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(slot_folder):
     """The default model on four slots, for whatever needs no flags of its own; greedy unless a request says otherwise."""
-    words = "-m smollm2 -t 1 -c 512 -np 4 --temp 0 --alias smollm2,small --metrics --slot-save-path"
+    words = "-m smollm2 -t 1 -c 512 -np 4 --temp 0 --alias smollm2,small --tags chat,tiny --metrics --slot-save-path"
     gap = (f"tokenizer.ggml.fim_{name}_token_id=int:{token}" for name, token in (("pre", 8), ("suf", 9), ("mid", 10)))
     with serving(*words.split(), slot_folder, "--override-kv", ",".join(gap)) as found:
         yield found

@@ -37,6 +37,8 @@ def models(found):
 def test_each_model_that_is_typed_is_served_by_its_name(served):
     assert [*models(served())] == [("smollm2",)]
     assert [*models(served("smollm2", "--alias", "a,b"))] == [("a", "b")]
+    (args,) = models(served("smollm2", "--tags", "chat, small")).values()
+    assert args.tags == "chat, small"
     dense, other = str(tiny_model("llama-dense")), str(tiny_model("qwen2-dense"))
     found = models(served("-m", dense, "-m", other, "-c", "64"))
     assert [*found] == [("llama-dense",), ("qwen2-dense",)]
