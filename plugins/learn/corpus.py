@@ -38,7 +38,9 @@ def read_texts(paths: Iterable[Path]) -> list[Prompt]:
         if not path.is_dir():
             found += _read(path)
             continue
-        for inner in sorted(each for each in path.rglob("[!.]*") if each.is_file() and each.parent.name != STATES):
+        for inner in sorted(path.rglob("*")):
+            if not inner.is_file() or any(part.startswith(".") for part in inner.relative_to(path).parts):
+                continue
             try:
                 found += _read(inner)
             except AuguryError as error:

@@ -31,6 +31,7 @@ N_ROW = 256
 """Tokens of a row of texts. A head looks back at no more while it is trained, nor when it drafts."""
 
 _HEAD_DIMS = (128, 64, 32, 16, 8, 4, 2)
+N_DRAFTED = 8192  # tokens that a head drafts unless told otherwise
 _FF_BLOCK = 32  # weights of a block of Q8_0 and Q4_0, of which a row has whole ones
 
 
@@ -237,6 +238,18 @@ def first_weights(sizes: HeadSizes, target: TargetTensors, spread: np.ndarray, s
 def weights_of(head: ModelFile, sizes: HeadSizes) -> Weights:
     """The weights of a head of these sizes, as it stores them."""
     return {name: head.tensor(name).floats().copy() for name in sizes.shapes}
+
+
+def write_first_head(path: Path, target: ModelFile, plan: ModelPlan, name: str) -> None:
+    """Write a head that has learnt nothing, for the target `name`.
+
+    Raises:
+        UnsupportedError: There can be no head for it.
+    """
+    sizes, tensors = HeadSizes.for_target(plan, name, N_DRAFTED), TargetTensors(target, plan)
+    tokens = np.arange(sizes.n_drafted, dtype=np.int32)
+    weights = first_weights(sizes, tensors, np.ones(len(sizes.layers) * sizes.n_embd, np.float32), seed=1)
+    write_head(path, sizes, target, tokens, weights, tensors.output(tokens))
 
 
 def write_head(

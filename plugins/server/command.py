@@ -6,9 +6,10 @@ import argparse
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,18 +27,23 @@ from augury.cli import (
     load_engine,
     memory_needed,
     n_bytes_for_prompts,
+    override_words,
     overrides_of,
+    plan_of,
     read_text,
     request_params,
     template_of,
     use_template,
     warn_of_synthetic,
 )
-from augury.errors import AuguryError, OptionError
+from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.extras import install_command
 from augury.files.cache import cache_folder
-from augury.files.models import source_of
+from augury.files.gguf import ModelFile
+from augury.files.models import resolve, source_of
 from augury.interfaces import Progress
 from augury.options import options_of
+from augury.plugins.learn import head
 from augury.plugins.server.config import ServedModel, files_of, models_of, split
 from augury.plugins.server.flags import ServedModelFlags, ServerFlags
 from augury.plugins.server.libraries import check_libraries
@@ -45,8 +51,9 @@ from augury.plugins.server.libraries import check_libraries
 if TYPE_CHECKING:
     from augury.cli import Parser
     from augury.plugins.server.file_facts import FileFacts
+    from augury.plugins.server.learner import Learner
     from augury.plugins.server.metrics import Metrics
-    from augury.plugins.server.server import Server, ServerOptions
+    from augury.plugins.server.server import LoadingProgress, Server, ServerOptions
 
 _N_SLOTS = 4
 _LOOPBACKS = ("127.0.0.1", "::1", "localhost")
@@ -142,7 +149,48 @@ def _server_of(model: ServedModel, n_models: int) -> Server:
 
         n_gb = 0 if args.replicas is not None else args.collect_disk
         server.collection = Collection(_folder("--collect", args.collect), n_gb * 10**9)
+    if args.learn:
+        server.learner = _learner(args)
+        server.learner.take_over, load = server.take_over, server.load
+        server.load = partial(_load_learnt, args, server.learner, load)
     return server
+
+
+def _learner(args: argparse.Namespace) -> Learner:
+    """What trains heads for a model.
+
+    Raises:
+        OptionError: Flags do not fit together.
+        UnsupportedError: JAX is not installed.
+    """
+    from augury.plugins.server.learner import Learner
+
+    for is_wrong, reason in (
+        (args.collect is None, "learns from what --collect keeps; name a folder with --collect"),
+        (args.replicas is not None, "changes the head of one engine, and --replicas starts others; leave one of the two out"),
+        (args.model_draft is not None, "makes the head itself, and -md names one; leave one of the two out"),
+        (not args.collect_disk, "needs hidden states; raise --collect-disk"),
+    ):
+        if is_wrong:
+            raise OptionError(f"--learn {reason}")
+    if find_spec("jax") is None:
+        raise UnsupportedError(f"--learn needs jax, which is not installed; the extra has it: {install_command('learn')}")
+
+    def write_first(path: Path) -> None:
+        with ModelFile.open(resolve(args.model, args.registry, Progress()), overrides_of(args)) as file:
+            head.write_first_head(path, file, plan_of(file, args.registry), str(args.model))
+
+    words = ["-m", str(args.model), *override_words(args), "-np", "1", "--disk", str(args.collect_disk), "--quiet"]
+    words += [word for flag, given in (("-t", args.threads), ("-c", args.ctx_size)) if given for word in (flag, str(given))]
+    return Learner(_folder("--collect", args.collect), words, args.learn_hours, write_first)
+
+
+def _load_learnt(
+    args: argparse.Namespace, learner: Learner, load: Callable[[LoadingProgress], Engine], progress: LoadingProgress
+) -> Engine:
+    """Load the engine with the newest head."""
+    args.model_draft = learner.draft_model()
+    return load(progress)
 
 
 def _check_names(servers: Sequence[Server]) -> None:

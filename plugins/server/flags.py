@@ -69,6 +69,8 @@ class ServedModelFlags:
     collect_disk: int = option(
         4, ge=0, help="with --collect: GB of these requests' hidden states, which augury learn need not compute; 0: none"
     )
+    learn: bool = option(False, help="with --collect: train a head on what is kept, while nobody asks")
+    learn_hours: int = option(8, ge=1, help="with --learn: hours a day in which it may train")
     sleep_idle_seconds: int = option(
         -1, ge=-1, help="seconds without a request after which the model is unloaded until the next one; -1: never"
     )

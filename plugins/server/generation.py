@@ -75,7 +75,7 @@ class Generation:
         Raises:
             AuguryError: As `Engine.submit` does; then none of them runs.
         """
-        params = [{**server.options.params, **each} for each in asked]
+        params = [{**server.params, **each} for each in asked]
         may_store = all([each.pop("store", True) for each in params])  # noqa: C419 - of all
         collection = server.collection if may_store else None
         found, n = asyncio.Queue[Any](), 0

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from anyio import to_thread
 from fastapi import Depends
@@ -22,6 +22,9 @@ from augury.plugins.server.events import Events, run_watched
 from augury.plugins.server.generation import disconnect, too_long
 from augury.plugins.server.server import LoadingProgress, Server
 from augury.registry import Registry
+
+if TYPE_CHECKING:
+    from augury.plugins.server.learner import Learner
 
 _N_SHOWN = 100  # characters of a name
 _ENDING = "the server ends"
@@ -150,6 +153,7 @@ class Models:
         say(f"augury listens on {self.url} and {'serves' if self.are_several else 'loads'} {names}")
         if not self._is_lazy:
             self.load(self.servers[0])
+        self._rest()
 
     def load(self, server: Server) -> None:
         """Begin to load a model that nobody waits for."""
@@ -196,6 +200,8 @@ class Models:
 
     async def close(self) -> None:
         """Stop loading, or close all engines, which cancels running requests."""
+        for learner in self._learners:
+            await learner.close()
         await self.end_requests()
         for server in self._all:
             if server.timer is not None:
@@ -204,6 +210,16 @@ class Models:
                 await asyncio.wait([server.loading])
             if server.is_ready:
                 await self._close(server)
+
+    @property
+    def _learners(self) -> list[Learner]:
+        return [server.learner for server in self._all if server.learner is not None]
+
+    def _rest(self) -> None:
+        """Let heads be trained while no model has requests."""
+        if not any(server.n_requests for server in self._all):
+            for learner in self._learners:
+                learner.rest()
 
     @property
     def _all(self) -> Sequence[Server]:
@@ -221,6 +237,8 @@ class Models:
     def _held(self, server: Server) -> Iterator[None]:
         """Count a request, and let the idle time begin when it was the last."""
         server.n_requests += 1
+        for learner in self._learners:
+            learner.pause()
         if server.timer is not None:
             server.timer.cancel()
         try:
@@ -230,6 +248,7 @@ class Models:
             if not server.n_requests:
                 server.idle_since = asyncio.get_running_loop().time()
                 self._is_freed.set()
+                self._rest()
                 self._watch(server)
 
     def _watch(self, server: Server) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from augury import Engine
     from augury.plugins.learn import hidden_states
     from augury.plugins.server.collection import Collection
+    from augury.plugins.server.learner import Learner
     from augury.plugins.server.metrics import Metrics
 
 session = ContextVar("session", default="")
@@ -98,6 +99,7 @@ class Server:
     facts: Callable[[], FileFacts] = FileFacts  # of the model's file
     metrics: Metrics | None = None  # None: nobody counts
     collection: Collection | None = None  # None: no request is kept
+    learner: Learner | None = None  # trains heads on those
     key: object = Factory(object)  # equal for models of one name, file and flags
     files: Sequence[Path] = ()  # that the model was found in
     is_given: bool = True  # by the operator; else it was found among those that are stored on this machine
@@ -166,6 +168,25 @@ class Server:
         if self._chat_format is None or self._chat_format.template is not self.engine.chat_template:  # of an engine before
             self._chat_format = ChatFormat(self.engine.chat_template, self.engine.tokenizer)
         return self._chat_format
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of requests that say nothing else: a head that has learnt nothing costs time, and drafts nothing."""
+        if self.learner is None or self.learner.newest is not None:
+            return dict(self.options.params)
+        from augury.plugins.server.learner import DRAFTER
+
+        kinds = self.engine.config["speculative"]["type"].split(";")
+        return {**self.options.params, "speculative": {"type": ";".join(each for each in kinds if each != DRAFTER) or "none"}}
+
+    def take_over(self, head: Path) -> None:
+        """Let a new head draft, if the model is loaded; else it is loaded with it.
+
+        Raises:
+            AuguryError: As `Engine.replace_draft_model` does.
+        """
+        if self.is_ready:
+            self.engine.replace_draft_model(head)
 
     def hidden_states(self) -> hidden_states.HiddenStates | None:
         """What a request is to tell for a head to learn from; None of a model that tells none."""

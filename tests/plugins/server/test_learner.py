@@ -1,0 +1,168 @@
+"""`augury serve --learn`: heads are trained while nobody asks, in a process that stops at once when somebody does."""
+
+import asyncio
+import json
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.commands import here, run
+from support.servers import serving
+
+from augury.errors import AuguryError
+from augury.plugins.learn.hidden_states import STATES
+from augury.plugins.server import command, learner
+from augury.plugins.server.learner import Learner
+
+STAND_IN = """#!{python}
+import sys, time
+words = dict(zip(sys.argv[4::2], sys.argv[5::2]))
+with open(words["-o"] + ".asked", "w") as out:
+    out.write(" ".join(sys.argv[3:]))
+if "--slowly" in sys.argv:
+    time.sleep(60)
+if "--fails" in sys.argv:
+    sys.exit("first line\\naugury: no room")
+open(words["-o"], "w").close()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Requests to learn from, where a stand-in is `augury learn`."""
+    program = tmp_path / "python"
+    program.write_text(STAND_IN.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(learner, "sys", SimpleNamespace(executable=str(program)))
+    monkeypatch.setattr(learner, "_LEAST_BYTES", 100)
+    kept = tmp_path / "kept"
+    (kept / STATES).mkdir(parents=True)
+    (kept / STATES / "a.npy").write_bytes(b"states")
+    (kept / "requests.jsonl").write_text(json.dumps({"tokens": [1] * 50}))
+    return kept
+
+
+@asynccontextmanager
+async def learning(folder, *words, n_hours=1):
+    taken = []
+    made = Learner(folder, words, n_hours, Path.touch)
+    made.take_over = taken.append
+    assert made.draft_model() == str(made.newest or folder / ".heads/0.gguf")
+    made.rest(0.0)
+    try:
+        yield made, taken
+    finally:
+        await made.close()
+
+
+async def until(is_so):
+    for _ in range(2000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it does not come to that")
+
+
+def facts_of(pid):
+    """The system's of a process: first its state, T where it is stopped; none where it is gone."""
+    path = Path(f"/proc/{pid}/stat")
+    return path.read_text().rpartition(")")[2].split() if path.exists() else []
+
+
+def test_each_head_goes_on_from_the_one_before_once_there_is_enough_to_learn(folder):
+    async def learn():
+        async with learning(folder, "-m", "it") as (made, taken):
+            await until(lambda: taken)
+            asked = (folder / ".heads/1.gguf.asked").read_text().split()
+            assert asked == ["learn", "-f", f"{folder}/.heads/texts", "-o", f"{folder}/.heads/1.gguf", "-m", "it"]
+            await until(made._task.done)
+            made.rest(0.0)
+            await asyncio.sleep(0.05)
+            assert made._process is None  # nothing new was asked
+            (folder / "requests.jsonl").write_text(json.dumps({"tokens": [1] * 150}))
+            made.rest(0.0)
+            await until(lambda: len(taken) == 2)
+            await until(made._task.done)
+            assert f"--from {taken[0]}" in (folder / ".heads/2.gguf.asked").read_text()
+            assert not (folder / ".heads/texts").exists()
+            assert made.draft_model() == str(taken[1]) == str(folder / ".heads/2.gguf")
+        assert (folder / ".heads").stat().st_mode & 0o777 == 0o700
+
+    asyncio.run(learn())
+
+
+def test_it_stops_while_somebody_asks_and_ends_with_the_server(folder):
+    async def learn():
+        async with learning(folder, "--slowly", "60") as (made, taken):
+            await until((folder / ".heads/1.gguf.asked").exists)
+            copies = folder / ".heads/texts"
+            assert (copies / STATES / "a.npy").read_bytes() == b"states"
+            assert (copies / "requests.jsonl").read_text() == (folder / "requests.jsonl").read_text()
+            pid = made._process.pid
+            assert facts_of(pid)[16] == "19"  # nice
+            for _ in range(2):
+                made.pause()
+                await until(lambda: facts_of(pid)[0] == "T")
+                made.rest(0.0)
+                await until(lambda: facts_of(pid)[0] != "T")
+            made._left_s = 0.0  # of this day
+            made.pause()
+            made.rest(0.0)
+            await asyncio.sleep(0.05)
+            assert facts_of(pid)[0] == "T"
+            assert not taken
+        assert facts_of(pid) == []
+        async with learning(folder) as (made, taken):  # later servers go on with the texts that it began with
+            (folder / ".heads/1.gguf.learn").mkdir()
+            (folder / "requests.jsonl").write_text("")
+            made._n_learnt = -1000
+            await until(lambda: taken)
+
+    asyncio.run(learn())
+
+
+@pytest.mark.parametrize(("words", "told"), [(("--fails", "1"), "augury: no room"), ((), "head 1 is damaged")])
+def test_without_a_new_head_the_one_before_stays(folder, capsys, words, told):
+    def refuse(head):
+        raise AuguryError("head 1 is damaged")
+
+    async def learn():
+        async with learning(folder, *words) as (made, _):
+            made.take_over = refuse
+            await until(lambda: made._task is not None and made._task.done())
+            assert made.draft_model() == str(folder / ".heads/0.gguf")
+            assert not (folder / ".heads/1.gguf").exists()
+
+    asyncio.run(learn())
+    assert f"no head was trained on the requests that are kept: {told}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ((), "--learn learns from what --collect keeps; name a folder with --collect"),
+        (("--collect", "here", "-md", "head.gguf"), "--learn makes the head itself, and -md names one"),
+        (("--collect", "here", "--collect-disk", 0), "--learn needs hidden states; raise --collect-disk"),
+        (("--collect", "here"), "--learn needs jax, which is not installed; the extra has it: "),
+    ],
+)
+def test_what_it_needs_is_said_at_the_start(capsys, tmp_path, monkeypatch, flags, told):
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    words = [tmp_path if word == "here" else word for word in flags]
+    code, _, err = run(capsys, "serve", *here(), "--port", 0, "--learn", *words)
+    assert code in {1, 2}
+    assert told in err
+
+
+def test_a_server_drafts_with_its_first_head_once_that_has_learnt(tmp_path):
+    """The head takes over in a server of a tiny model; before, no request has it."""
+    asked = {"prompt": [5, 6, 7], "n_predict": 12, "temperature": 0.0, "return_tokens": True, "ignore_eos": True}
+    with serving(*here(backend="numba-cpu"), "-c", 256, "-np", 1, "--collect", tmp_path, "--learn") as server:
+        first = server.client.post("/completion", json=asked)
+        assert first.status_code == 200, first.text
+        assert server.end() == 0
+    with serving(*here(backend="numba-cpu"), "-c", 256, "-np", 1) as server:
+        assert server.client.post("/completion", json=asked).json()["tokens"] == first.json()["tokens"]
+    assert (tmp_path / ".heads/0.gguf").exists()
