@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -51,9 +52,10 @@ class Learner:
         self._texts, self._heads, self._words, self._write_first = folder, folder / ".heads", words, write_first
         self._left_s = self._most_s = n_hours * 3600.0
         self._day = 0.0
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._is_idle = True
         self._since: float | None = None  # since when the process runs; None: it is stopped
         self._n_learnt = 0 if self.newest is None else self._n_bytes
 
@@ -88,6 +90,7 @@ class Learner:
 
     def pause(self) -> None:
         """A request has come: stop at once."""
+        self._is_idle = False
         if self._timer is not None:
             self._timer.cancel()
         if self._since is not None and self._process is not None:
@@ -98,6 +101,7 @@ class Learner:
     def rest(self, seconds: float = _IDLE_S) -> None:
         """Nobody asks any more: go on, or begin, after a while."""
         self.pause()
+        self._is_idle = True
         self._timer = asyncio.get_running_loop().call_later(seconds, self._go_on)
 
     async def close(self) -> None:
@@ -129,40 +133,37 @@ class Learner:
         head = self._heads / f"{1 + (0 if before is None else int(before.stem))}{_SUFFIX}"
         texts = await to_thread.run_sync(self._snapshot, head)
         words = ["learn", "-f", str(texts), "-o", str(head), *(("--from", str(before)) if before else ()), *self._words]
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "augury", *words),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            process_group=0,  # Ctrl-C is the server's, and where that is killed the system ends a stopped group
-        )
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
-        if self._since is None:  # a request came meanwhile
-            self._signal(signal.SIGSTOP)
         try:
-            _, told = await self._process.communicate()
-            code = self._process.returncode
-        finally:  # a training loses little where it is killed
-            if self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
-            self._process = None
-        reason = (told.decode(errors="replace").strip().splitlines() or [f"it ended with code {code}"])[-1]
-        if not code:
-            try:
-                await to_thread.run_sync(self.take_over, head)
-            except AuguryError as error:
-                code, reason = 1, str(error)
-                _remove(head)
-        if code:
-            say(f"no head was trained on the requests that are kept: {reason}")
-        else:
+            await self._run([sys.executable, "-m", "augury", *words])
+            await to_thread.run_sync(self.take_over, head)
             say(f"a head was trained on the requests that are kept, and drafts from now on: {head}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the server goes on
+            say(f"no head was trained on the requests that are kept: {error}")
+            for path in (head, head.with_name(f"{head.name}.learn")):
+                _remove(path)
         await to_thread.run_sync(_remove, texts)
         for path in self._trained[:-2]:  # the last but one may still draft in requests that run
             _remove(path)
-        self.rest()
+        if self._is_idle:
+            self.rest()
+
+    async def _run(self, command: Sequence[str]) -> None:
+        """Run a command at the lowest priority.
+
+        Raises:
+            AuguryError: It failed; the message is the last line that it wrote.
+        """
+        process = self._process = _started(command)
+        try:
+            if self._since is None:  # a request came meanwhile
+                self._signal(signal.SIGSTOP)
+            _, told = await to_thread.run_sync(process.communicate, abandon_on_cancel=True)
+        finally:
+            code, self._process = process.poll(), None
+            process.kill()  # a training loses little by that
+            process.wait()
+        if code:
+            raise AuguryError((told.decode(errors="replace").strip().splitlines() or [f"it ended with code {code}"])[-1])
 
     def _snapshot(self, head: Path) -> Path:
         """The texts for a head: those that a training of it began with, or all that are kept now."""
@@ -182,6 +183,15 @@ class Learner:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+
+def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A process at the lowest priority. Ctrl-C is the server's alone; where that is killed the system ends a stopped group."""
+    none = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=none, stdout=none, stderr=subprocess.PIPE, process_group=0)  # noqa: S603 - our own
+    with suppress(OSError):  # it has ended
+        os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+    return process
 
 
 def _remove(path: Path) -> None:

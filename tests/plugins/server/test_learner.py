@@ -156,13 +156,15 @@ def test_what_it_needs_is_said_at_the_start(capsys, tmp_path, monkeypatch, flags
     assert told in err
 
 
-def test_a_server_drafts_with_its_first_head_once_that_has_learnt(tmp_path):
-    """The head takes over in a server of a tiny model; before, no request has it."""
-    asked = {"prompt": [5, 6, 7], "n_predict": 12, "temperature": 0.0, "return_tokens": True, "ignore_eos": True}
-    with serving(*here(backend="numba-cpu"), "-c", 256, "-np", 1, "--collect", tmp_path, "--learn") as server:
-        first = server.client.post("/completion", json=asked)
-        assert first.status_code == 200, first.text
+def test_a_head_that_has_learnt_nothing_drafts_for_those_alone_who_ask_for_it(tmp_path):
+    asked = {"prompt": [5, 6, 7], "n_predict": 8, "temperature": 0.0, "return_tokens": True, "ignore_eos": True}
+    with serving(*here(), "-c", 64, "-np", 1, "--collect", tmp_path, "--learn", "--spec-fixed") as server:
+        found = []
+        for more in ({}, {"speculative": {"type": "draft-eagle3"}}):
+            answer = server.client.post("/completion", json=asked | more)
+            assert answer.status_code == 200, answer.text
+            found.append(answer.json())
         assert server.end() == 0
-    with serving(*here(backend="numba-cpu"), "-c", 256, "-np", 1) as server:
-        assert server.client.post("/completion", json=asked).json()["tokens"] == first.json()["tokens"]
+    assert found[0]["tokens"] == found[1]["tokens"]
+    assert found[0]["timings"].get("draft_n", 0) < found[1]["timings"]["draft_n"]
     assert (tmp_path / ".heads/0.gguf").exists()
