@@ -46,9 +46,14 @@ class HiddenStates:
             n = start - self.first if self.first <= start < self._end else 0
             self.first = self.first if n else start
             self._tokens, self._rows = ([_joined(each)[:n]] if n else [] for each in (self._tokens, self._rows))
-        means = [states[name].reshape(len(tokens), -1, self.n_embd).mean(axis=1) for name in self.columns]
+        rows = np.empty((len(tokens), len(self.columns), self.n_embd), np.float16)
+        for i, name in enumerate(self.columns):
+            values = states[name]
+            if values.shape[1] > self.n_embd:
+                values = values.reshape(len(tokens), -1, self.n_embd).mean(axis=1)
+            np.clip(values, -_MAX, _MAX, out=rows[:, i], casting="unsafe")
         self._tokens.append(tokens)
-        self._rows.append(np.clip(np.hstack(means), -_MAX, _MAX).astype(np.float16))
+        self._rows.append(rows.reshape(len(tokens), -1))
         self._end = start + len(tokens)
 
     def of(self, text: np.ndarray, start: int) -> np.ndarray | None:

@@ -180,7 +180,7 @@ def _learner(args: argparse.Namespace) -> Learner:
         with ModelFile.open(resolve(args.model, args.registry, Progress()), overrides_of(args)) as file:
             head.write_first_head(path, file, plan_of(file, args.registry), str(args.model))
 
-    words = ["-m", str(args.model), *override_words(args), "-np", "1", "--disk", str(args.collect_disk), "--quiet"]
+    words = ["-m", str(args.model), *override_words(args), "-np", "1", "--disk", str(args.collect_disk)]
     words += [word for flag, given in (("-t", args.threads), ("-c", args.ctx_size)) if given for word in (flag, str(given))]
     return Learner(_folder("--collect", args.collect), words, args.learn_hours, write_first)
 

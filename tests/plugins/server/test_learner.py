@@ -11,10 +11,14 @@ import pytest
 from support.commands import here, run
 from support.servers import serving
 
+from augury.cli.command_line import make_parser
 from augury.errors import AuguryError
 from augury.plugins.learn.hidden_states import STATES
 from augury.plugins.server import command, learner
 from augury.plugins.server.learner import Learner
+from augury.registry import Registry
+
+REGISTRY = Registry.discover()
 
 STAND_IN = """#!{python}
 import sys, time
@@ -137,6 +141,14 @@ def test_without_a_new_head_the_one_before_stays(folder, capsys, words, told):
 
     asyncio.run(learn())
     assert f"no head was trained on the requests that are kept: {told}\n" in capsys.readouterr().err
+
+
+def test_the_command_that_trains_is_one(tmp_path):
+    flags = ["--collect", str(tmp_path), "--learn", "-c", "64", "--override-kv", "general.name=str:it"]
+    made = command._learner(make_parser(REGISTRY).parse_args(["serve", *here(), *flags]))
+    words = ["learn", "-f", "texts", "-o", "head.gguf", "--from", "before.gguf", *made._words]
+    args = make_parser(REGISTRY, words).parse_args(words)
+    assert (args.ctx_size, args.threads, args.disk, args.override_kv) == (64, 1, 4, ["general.name=str:it"])
 
 
 @pytest.mark.parametrize(
