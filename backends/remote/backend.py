@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "node:"
 _CONNECT_S = 5.0
+_ANSWER_S = 60.0  # of one that is there, and may have to import its backend first
 SENT_OPTIONS = ("n_slots", "n_ctx", "cache_type_k", "cache_type_v", "draft_max")
 """Fields of `ModelOptions` that a node loads by; threads and devices are its own."""
 _VERSIONS = ("augury", "numba", "llvmlite", "numpy")  # which kernels are compiled from and by
@@ -87,7 +88,7 @@ class RemoteBackend(Backend):
         """
         if self._file is None:
             raise UnsupportedError(f"the file of {plan.architecture} is not known to the node yet; ask memory_needed first")
-        return spec_of(asked(self.endpoint, request_of("spec", self._file, plan, options)))
+        return spec_of(asked(self.endpoint, request_of("spec", self._file, plan, options), _ANSWER_S))
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         from augury.backends.remote.model import RemoteModel
@@ -112,13 +113,13 @@ def plan_digest(plan: ModelPlan) -> str:
 
 def hello(endpoint: Endpoint) -> Message:
     """What a node tells of itself."""
-    return asked(endpoint, Message("hello", {"versions": versions()}))
+    return asked(endpoint, Message("hello", {"versions": versions()}), _CONNECT_S)
 
 
-def asked(endpoint: Endpoint, message: Message) -> Message:
+def asked(endpoint: Endpoint, message: Message, timeout_s: float) -> Message:
     """A node's answer to one question."""
     with closing(endpoint.connect()) as connection:
-        return connection.ask(message, _CONNECT_S)
+        return connection.ask(message, timeout_s)
 
 
 def request_of(kind: str, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Message:

@@ -18,10 +18,8 @@ from typing import Any
 
 import attrs
 import numpy as np
-import ray
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
-from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
 from augury import Result, Running, Token
@@ -32,7 +30,7 @@ from augury.engine.params import PromptProgress
 from augury.engine.stats import EngineStats
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.plugins.ray import cluster, replica, routing
+from augury.plugins.ray import cluster, deployment
 from augury.plugins.server import server as served
 from augury.text.chat_template import prompt_ids
 from augury.types import Summary
@@ -40,7 +38,6 @@ from augury.types import Summary
 _N_TRIES = 25  # of a request whose replicas die: perhaps it kills them
 _AGAIN_S = 0.05
 _PATIENCE_S = 10.0  # for figures of all replicas
-_N_MOST = 1 << 16  # requests of a replica: the engine's queue has its own limit
 
 
 class Replicas:
@@ -68,14 +65,7 @@ class Replicas:
         threading.Thread(target=self._loop.run_forever, name="augury-replicas", daemon=True).start()
         self._wait(_join(args.ray))
         with ExitStack() as stack:
-            logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
-            serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
-            self._name = f"augury-{secrets.token_hex(4)}"
-            try:
-                self._handle = serve.run(_application(args), name=self._name, route_prefix=None)
-            except RuntimeError as error:
-                raise AuguryError(f"the replicas do not start: {error}") from None
-            stack.callback(serve.delete, self._name)
+            self._handle = _own_handle() or _started(args, stack)
             for name, value in self._wait(self._ask("facts")).items():
                 setattr(self, name, value)
             self._stack = stack.pop_all()
@@ -351,29 +341,20 @@ async def _join(address: str) -> None:
     cluster.join(address)
 
 
-def _application(args: argparse.Namespace) -> Any:
-    """The deployment of a command's flags."""
-    least, _, most = args.replicas.partition("-")
-    n_replicas = {"num_replicas": int(least)}
-    if most:
-        scaling = {"min_replicas": int(least), "max_replicas": int(most), "target_ongoing_requests": args.parallel}
-        n_replicas = {"autoscaling_config": scaling}  # type: ignore[dict-item]
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    n_each = -(-int(most or least) // max(len(nodes), 1))
-    n_cpus = args.threads or max(int(min((node["CPU"] for node in nodes), default=1)) // n_each, 1)
-    given = {**cluster.sent(args), "threads": n_cpus}
-    return (
-        serve.deployment(replica.Replica)
-        .options(
-            **n_replicas,
-            name="replica",
-            ray_actor_options={"num_cpus": n_cpus, "num_gpus": min((node.get("GPU", 0) for node in nodes), default=0) / n_each},
-            max_ongoing_requests=_N_MOST,
-            graceful_shutdown_timeout_s=args.shutdown_timeout,
-            health_check_period_s=2,
-            request_router_config=RequestRouterConfig(
-                request_router_class=routing.Router, request_router_kwargs={"n_slots": args.parallel}
-            ),
-        )
-        .bind(given)
-    )
+def _own_handle() -> Any:
+    """The replicas of the Serve application that this process is a part of, see `app`; None where it is none."""
+    with suppress(RayServeException):
+        return serve.get_deployment_handle(deployment.REPLICA, serve.get_replica_context().app_name)
+
+
+def _started(args: argparse.Namespace, stack: ExitStack) -> Any:
+    """Replicas that are started here, and end with the stack."""
+    logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
+    name = f"augury-{secrets.token_hex(4)}"
+    try:
+        handle = serve.run(deployment.replicas_of(args), name=name, route_prefix=None)
+    except RuntimeError as error:
+        raise AuguryError(f"the replicas do not start: {error}") from None
+    stack.callback(serve.delete, name)
+    return handle

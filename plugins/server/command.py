@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from augury.plugins.server.file_facts import FileFacts
     from augury.plugins.server.learner import Learner
     from augury.plugins.server.metrics import Metrics
+    from augury.plugins.server.models import Models
     from augury.plugins.server.server import LoadingProgress, Server, ServerOptions
 
 _N_SLOTS = 4
@@ -88,20 +89,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 def _run(parser: Parser, typed: argparse.Namespace) -> int:
     check_libraries("the server needs")
     from augury.plugins.server import process
-    from augury.plugins.server.models import Models
 
-    args, found = models_of(parser, typed)
-    servers = _servers_of(found)
-    wanted = {*typed.models, typed.model}  # at once: what -m names
-    models = Models(
-        servers,
-        n_most=args.models_max,
-        is_lazy=len(found) > 1 and not wanted & {found[0].args.model, found[0].names[0]},
-        is_strict=args.strict_model,
-        loads=not args.no_models_autoload,
-        find=lambda: _servers_of(models_of(parser, typed)[1]),
-        registry=args.registry if args.manage_models else None,
-    )
+    args, models = served(parser, typed)
     with ExitStack() as stack:
         listeners: list[socket.socket] = []
         for host in split(args.host):  # any free port is one for all of them
@@ -111,6 +100,24 @@ def _run(parser: Parser, typed: argparse.Namespace) -> int:
     if models.failure is not None:
         raise models.failure
     return 0
+
+
+def served(parser: Parser, typed: argparse.Namespace) -> tuple[argparse.Namespace, Models]:
+    """The flags of the server, and its models, as they were typed."""
+    from augury.plugins.server.models import Models
+
+    args, found = models_of(parser, typed)
+    servers = _servers_of(found)
+    wanted = {*typed.models, typed.model}  # at once: what -m names
+    return args, Models(
+        servers,
+        n_most=args.models_max,
+        is_lazy=len(found) > 1 and not wanted & {found[0].args.model, found[0].names[0]},
+        is_strict=args.strict_model,
+        loads=not args.no_models_autoload,
+        find=lambda: _servers_of(models_of(parser, typed)[1]),
+        registry=args.registry if args.manage_models else None,
+    )
 
 
 def _servers_of(found: Sequence[ServedModel]) -> list[Server]:

@@ -46,18 +46,18 @@ def models_of(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namesp
         OptionError: A key is unknown, or two models have one name.
         ModelFileError: A model is none that there can be.
     """
-    variables = _parsed(parser, _variables(parser), "the environment")
+    variables = parsed(parser, _variables(parser), "the environment")
     file = args.config or variables.config
     found = {} if file is None else _read(Path(file), parser)
     tables = found.pop("models", {})
     if not (isinstance(tables, dict) and all(isinstance(table, dict) for table in tables.values())):
         raise OptionError(f"{file}: models is no table of tables, expected [models.NAME] before the keys of each model")
-    above = _parsed(parser, found, str(file))
+    above = parsed(parser, found, str(file))
     base = _over(_over(args, above), variables)
     given = args.models or ([args.model] if "model" in args.typed else [])
     models = [ServedModel((_name_of(name),), _with_model(base, name)) for name in given if name not in tables]
     for name, table in tables.items():
-        own = _parsed(parser, table, f"{file}, [models.{name}]")
+        own = parsed(parser, table, f"{file}, [models.{name}]")
         if (wrong := next((flag for field, flag in own.typed.items() if field in options_of(ServerFlags)), None)) is not None:
             raise OptionError(f"{file}, [models.{name}]: {wrong} holds for all models; give it above the tables")
         merged = _over(_over(_over(args, own), above), variables)
@@ -196,8 +196,12 @@ def _keys(parser: Parser) -> list[str]:
     return [flag.removeprefix("--") for flag in parser.flags if flag.startswith("--") and "help" not in flag]
 
 
-def _parsed(parser: Parser, found: Mapping[str, Any], where: str) -> argparse.Namespace:
-    """The flags that keys and their values mean."""
+def parsed(parser: Parser, found: Mapping[str, Any], where: str) -> argparse.Namespace:
+    """The flags that keys and their values mean.
+
+    Raises:
+        OptionError: There is no such key, or it has another kind of value; `where` begins the message.
+    """
     words = []
     for key, value in found.items():
         flag = _flag_of(parser, key)
