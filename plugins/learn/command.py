@@ -47,6 +47,7 @@ from augury.plugins.learn.corpus import (
     read_texts,
 )
 from augury.plugins.learn.head import (
+    N_BATCH,
     N_ROW,
     HeadSizes,
     TargetTensors,
@@ -59,6 +60,7 @@ from augury.plugins.learn.head import (
 from augury.plugins.learn.hidden_states import HiddenStates
 from augury.plugins.learn.piece import Piece, cut
 from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
+from augury.plugins.learn.schedule import Schedule
 from augury.plugins.published_heads import export
 
 if TYPE_CHECKING:
@@ -122,12 +124,29 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         help="go through the texts so often at most; it ends when texts held out are predicted no better (default: 8)",
     )
     group.add_argument(
+        "--hours",
+        type=_hours,
+        metavar="H",
+        help="learn from as many texts, and go through them as often, as there is time for; --epochs is the most",
+    )
+    group.add_argument(
         "--disk", type=count(least=1), default=16, metavar="GB", help="keep so much of hidden states at most (default: 16)"
     )
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     add_sampling_flags(parser, registry)
-    parser.show_first("-f --prompts -o --from --export -m -t --epochs --draft-vocabulary --disk")
+    parser.show_first("-f --prompts -o --from --export -m -t --hours --epochs --draft-vocabulary --disk")
     parser.set_defaults(run=_run)
+
+
+def _hours(text: str) -> float:
+    """The type of `--hours`."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < np.inf:
+        raise argparse.ArgumentTypeError("a number of hours above 0, such as 8 or 0.5")
+    return found
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -159,6 +178,7 @@ def _run(args: argparse.Namespace) -> int:
             "disk": args.disk,
             "n_ctx": args.ctx_size,
             "from": first and first.digest,
+            "hours": args.hours,
         }
         recorded.take_up(sizes, setup)
         if recorded.is_fresh:
@@ -167,10 +187,13 @@ def _run(args: argparse.Namespace) -> int:
             n_bytes = min(n_tokens * recorded_bytes(sizes), n_kept)
             n_bytes += 4 * sizes.n_weights * 8  # two checkpoints at once, and the best twice
             check_disk(args.output.resolve().parent, n_bytes)
-        pieces = _record(args, prompts, known, params, recorded, n_kept // recorded_bytes(sizes))
-        target, n_held_out = TargetTensors(file, plan), max(len(pieces) // _HELD_OUT, 1)
+        schedule, target = Schedule(recorded, args.hours, args.epochs, say), TargetTensors(file, plan)
+        if not schedule.is_planned:
+            schedule.measure(sizes, target, is_head=first is not None)
+        pieces = _record(args, prompts, known, params, recorded, n_kept // recorded_bytes(sizes), schedule)
+        n_held_out = max(len(pieces) // _HELD_OUT, 1)
         tokens = draft_vocabulary((piece.tokens for piece in pieces[n_held_out:]), plan.n_vocab, sizes.n_drafted)
-        _train(args, target, recorded, pieces, n_held_out, tokens, file, first, params["seed"])
+        _train(args, target, recorded, pieces, n_held_out, tokens, file, first, params["seed"], schedule)
         _report(args, params, pieces[:n_held_out])
         recorded.remove()
     return 0
@@ -209,7 +232,6 @@ def _check_memory(sizes: HeadSizes) -> None:
     Raises:
         CapacityError: It does not.
     """
-    from augury.plugins.learn.fitting import N_BATCH
     from augury.plugins.learn.training import N_STEPS
 
     of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the output
@@ -227,6 +249,7 @@ def _record(
     params: Mapping[str, Any],
     recorded: Recorded,
     n_most: int,
+    schedule: Schedule,
 ) -> list[Piece]:
     """Let the engine answer prompts, and compute the hidden states that are not known from that, nor `collected`."""
     with ProgressDisplay() as progress, load_engine(args, args.spec_type, args.model_draft, progress) as engine:
@@ -235,16 +258,23 @@ def _record(
             texts, width = list(encoded(engine, prompts)), recorded.sizes.n_embd * len(recorded.sizes.columns)
             cuts, places = cut_texts(texts, n_piece, known, width)
         else:
-            texts = answered(engine, prompts, params, recorded, n_most, progress)
+            texts = answered(engine, prompts, params, recorded, lambda n: n >= n_most or schedule.is_enough(n), progress)
             cuts, places = [cut(whole.text, n_piece) for whole, _ in distinct(map(Piece, texts))], {}
-        pieces = mixed(cuts, params["seed"], n_most)
-        left = [piece for piece in pieces if not (recorded.has_rows(piece) or recorded.copy_rows(piece, places))]
+        pieces = mixed(cuts, params["seed"], n_most)[: schedule.n_pieces]
+        known_rows = [recorded.has_rows(piece) or recorded.copy_rows(piece, places) for piece in pieces]
+        left = np.flatnonzero(np.logical_not(known_rows)).tolist()
         for start in range(0, len(left), args.parallel):
+            n_ready = left[start]
             progress("hidden states", len(pieces) - len(left) + start, len(pieces))
-            for piece, rows in zip(now := left[start : start + args.parallel], _rows(engine, recorded.sizes, now), strict=True):
+            n_tokens = sum(len(piece.tokens) for piece in pieces[:n_ready])
+            if args.file and n_ready > 1 and schedule.n_pieces is None and schedule.is_enough(n_tokens):
+                del pieces[n_ready:]
+                break
+            now = [pieces[number] for number in left[start : start + args.parallel]]
+            for piece, rows in zip(now, _rows(engine, recorded.sizes, now), strict=True):
                 recorded.add_rows(piece, rows)
     n, n_all = sum(len(piece.tokens) for piece in pieces), sum(map(len, texts))
-    left_out = f"; {n_all - n} are left out (--disk, short ends, repeated texts)" if n < n_all else ""
+    left_out = f"; {n_all - n} are left out (--disk, --hours, short ends, repeated texts)" if n < n_all else ""
     say(f"{len(pieces)} pieces of text, {n} tokens{left_out}")
     return pieces
 
@@ -270,22 +300,25 @@ def _train(
     file: ModelFile,
     first: ModelFile | None,
     seed: int,
+    schedule: Schedule,
 ) -> None:
     """Train a head, from the first one if there is one, and write it each time that it is better."""
-    from augury.plugins.learn.fitting import N_BATCH, Corpus, fit
+    from augury.plugins.learn.fitting import Corpus, fit
     from augury.plugins.learn.training import Trainer
 
     corpus = Corpus(recorded, target, pieces, n_held_out, tokens)
-    n_total = args.epochs * -(-len(corpus.rows) // N_BATCH)
+    n_of_epoch, n_judged = (-(-len(rows) // N_BATCH) for rows in (corpus.rows, corpus.held_out))
+    n_batches = schedule.plan(len(pieces), n_of_epoch, n_judged)
     sizes, output = recorded.sizes, target.output(tokens)
     weights = first_weights(sizes, target, corpus.spread(), seed) if first is None else weights_of(first, sizes)
 
     def keep(best: Weights) -> None:
         write_head(args.output, sizes, file, tokens, best, output)
 
-    trainer = Trainer(sizes, weights, output, target.softcap, _RATE, n_total)
+    trainer = Trainer(sizes, weights, output, target.softcap, _RATE, n_batches)
     with ProgressDisplay() as progress:
-        fit(trainer, recorded, corpus, args.epochs, seed, progress, say, keep, is_head=first is not None)
+        how: dict[str, Any] = {"n_batches": n_batches, "is_over": schedule.is_over, "is_head": first is not None}
+        fit(trainer, recorded, corpus, seed, progress, lambda line: say(f"{line}{schedule.told()}"), keep, **how)
     if args.export:
         _export(args, {**(recorded.load("best") or {}), "output.weight": output})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,12 @@ def encoded(engine: Engine, texts: Iterable[Prompt]) -> Iterator[np.ndarray]:
 
 
 def answered(
-    engine: Engine, prompts: Sequence[Prompt], params: Mapping[str, Any], recorded: Recorded, n_most: int, progress: Progress
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    params: Mapping[str, Any],
+    recorded: Recorded,
+    is_enough: Callable[[int], bool],
+    progress: Progress,
 ) -> list[np.ndarray]:
     """Prompts with the model's own answers, (T,) int32 each; those written earlier are taken up. What they are made of is kept.
 
@@ -102,13 +107,13 @@ def answered(
         prompts: In order.
         params: How to sample; a prompt's own come first.
         recorded: Keeps answers and their hidden states.
-        n_most: No prompt is answered once there are so many tokens.
+        is_enough: Whether no prompt is answered once there are so many tokens.
         progress: Told how many are answered.
     """
     texts, made = recorded.answers(), list[np.ndarray]()
     asked: deque[tuple[Running, HiddenStates]] = deque()
     left, n_slots, n = iter(prompts[len(texts) :]), engine.config["n_slots"], sum(map(len, texts))
-    while n < n_most:
+    while not is_enough(n):
         for prompt in islice(left, _N_QUEUED * n_slots - len(asked)):
             states = HiddenStates(recorded.sizes.columns, recorded.sizes.n_embd)
             own: dict[str, Any] = {**params, **prompt.arguments(), **states.asked, "echo": True, "cache_prompt": False}

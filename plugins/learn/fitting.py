@@ -9,12 +9,11 @@ import numpy as np
 
 from augury.files.gguf_writer import EPSILON
 from augury.interfaces import Progress
-from augury.plugins.learn.head import N_ROW, TargetTensors, Weights
+from augury.plugins.learn.head import N_BATCH, N_ROW, TargetTensors, Weights
 from augury.plugins.learn.piece import Piece
 from augury.plugins.learn.recorded import Recorded
 from augury.plugins.learn.training import N_STEPS, Trainer, TrainingBatch
 
-N_BATCH = 4  # rows
 _SAVE_EVERY_S = 120.0
 _PATIENCE = 2  # epochs without a better one, after which it ends
 _N_SAMPLED = 64  # texts that tell how large features are
@@ -102,15 +101,16 @@ def fit(
     trainer: Trainer,
     recorded: Recorded,
     corpus: Corpus,
-    n_epochs: int,
     seed: int,
     progress: Progress,
     say: Callable[[str], None],
     keep: Callable[[Weights], None],
     *,
+    n_batches: int,
+    is_over: Callable[[], bool] = lambda: False,
     is_head: bool = False,
 ) -> None:
-    """Train until the texts held out are predicted no better, or `n_epochs` are over.
+    """Train until the texts held out are predicted no better, `n_batches` are learnt from, or the time is over.
 
     The first third of the epochs learns to draft one token, the next two, the last three: each token costs as much again. What
     is a head already learns to draft three from the beginning.
@@ -119,14 +119,16 @@ def fit(
         trainer: With first weights; it goes on from the checkpoint where there is one.
         recorded: Keeps checkpoints.
         corpus: To learn from.
-        n_epochs: At most.
         seed: Of the order of rows.
         progress: Told how many batches are over.
         say: Called with the result of each epoch.
         keep: Called with the weights that are the best so far, those of most tokens accepted.
+        n_batches: At most; the last epoch may be a part of one.
+        is_over: Whether the time is; an epoch that it ends is judged, too.
         is_head: Whether the first weights are a head's.
     """
     n_of_epoch, lengths = -(-len(corpus.rows) // N_BATCH), list[float]()
+    n_epochs = -(-n_batches // n_of_epoch)
     saved, best = recorded.load("checkpoint"), recorded.load("best")
     if (
         saved is not None
@@ -151,10 +153,14 @@ def fit(
         judge("before")
     saved_at = monotonic()
     while (n := len(lengths) - is_head) < n_epochs and max(lengths[-_PATIENCE:], default=0) >= max(lengths, default=0):
+        if lengths and is_over():
+            break
         order = np.random.default_rng([seed, n]).permutation(len(corpus.rows))
         n_unrolled = N_STEPS if is_head else 1 + N_STEPS * n // n_epochs
-        for i in range(trainer.n_steps - n * n_of_epoch, n_of_epoch):
-            progress("training", trainer.n_steps, n_epochs * n_of_epoch)
+        for i in range(max(trainer.n_steps - n * n_of_epoch, 0), min(n_of_epoch, n_batches - n * n_of_epoch)):
+            if is_over():
+                break
+            progress("training", trainer.n_steps, n_batches)
             trainer.step(corpus.batch([corpus.rows[j] for j in order[i * N_BATCH : (i + 1) * N_BATCH]]), n_unrolled)
             if monotonic() - saved_at > _SAVE_EVERY_S:
                 recorded.save("checkpoint", {**trainer.saved(), "lengths": np.array(lengths)})

@@ -30,6 +30,9 @@ Weights = dict[str, np.ndarray]
 N_ROW = 256
 """Tokens of a row of texts. A head looks back at no more while it is trained, nor when it drafts."""
 
+N_BATCH = 4
+"""Rows that are learnt from at once."""
+
 _HEAD_DIMS = (128, 64, 32, 16, 8, 4, 2)
 N_DRAFTED = 8192  # tokens that a head drafts unless told otherwise
 _FF_BLOCK = 32  # weights of a block of Q8_0 and Q4_0, of which a row has whole ones

@@ -66,8 +66,10 @@ class Learner:
 
     @property
     def _trained(self) -> list[Path]:
+        """Their heads in order; beside one whose training has not ended lies the folder of that."""
         numbers = sorted(int(path.stem) for path in self._heads.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
-        return [self._heads / f"{number}{_SUFFIX}" for number in numbers if number]
+        heads = [self._heads / f"{number}{_SUFFIX}" for number in numbers if number]
+        return [head for head in heads if not head.with_name(f"{head.name}.learn").exists()]
 
     @property
     def _n_bytes(self) -> int:

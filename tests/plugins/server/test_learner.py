@@ -180,3 +180,13 @@ def test_a_head_that_has_learnt_nothing_drafts_for_those_alone_who_ask_for_it(tm
     assert found[0]["tokens"] == found[1]["tokens"]
     assert found[0]["timings"].get("draft_n", 0) < found[1]["timings"]["draft_n"]
     assert (tmp_path / ".heads/0.gguf").exists()
+
+
+def test_a_head_whose_training_has_not_ended_is_none_yet(folder):
+    made = Learner(folder, (), 1, Path.touch)
+    made.draft_model()
+    for number in (1, 2):
+        (folder / f".heads/{number}.gguf").touch()
+    assert made.newest == folder / ".heads/2.gguf"
+    (folder / ".heads/2.gguf.learn").mkdir()
+    assert made.newest == folder / ".heads/1.gguf"
