@@ -207,7 +207,9 @@ class Loader:
             given = self._override_kv.get(str(reference))
             self._files[str(reference)] = open_model(reference, self.registry, self._progress, given)
         if draft is not None and is_mtp_alone(more := self.open(draft)):
-            self._files[str(reference)] = with_mtp(self._files[str(reference)], more)
+            file = self._files[str(reference)]
+            more = quantized(more, quant_like(file), self._progress) if more.path.is_dir() else more
+            self._files[str(reference)] = with_mtp(file, more)
         return self._files[str(reference)]
 
     def load(

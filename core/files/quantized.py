@@ -21,6 +21,7 @@ QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 """What matrices can be quantised to."""
 NO_QUANT = "none"
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+_FLOATS_ALWAYS = ("norm", "gate_inp")  # the latter chooses experts
 _FEW_BYTES, _FLOAT_BYTES = 0.8, 2.0  # a weight
 
 
@@ -83,5 +84,6 @@ def _write(writer: GGUFWriter, file: ModelFile, kind: TensorType, progress: Prog
 
 
 def _is_for(tensor: Tensor, kind: TensorType) -> bool:
-    is_matrix = len(tensor.shape) == 2 and tensor.shape[0] > 1 and "norm" not in tensor.name
+    is_matrix = len(tensor.shape) == 2 and tensor.shape[0] > 1 and not any(part in tensor.name for part in _FLOATS_ALWAYS)
+    is_matrix = is_matrix or tensor.name.endswith("_exps.weight")
     return is_matrix and tensor.type in _FLOATS and tensor.shape[-1] % kind.block_size == 0

@@ -64,6 +64,7 @@ def eagle3(folder: Folder) -> Written:
         norm_output=feeds_back and bool(config.get("norm_output")),
     )
     head.take_tokens()
+    head.describe("EAGLE-3 head")
     _masks(head, n_features * n_seen)
     return head
 
@@ -101,3 +102,4 @@ def _masks(head: Written, n_in: int) -> None:
     stated = next((key for key in _MASKS if config.get(key) is not None), _MASKS[0])
     head.metadata["tokenizer.ggml.mask_token_id"] = folder.count(stated, least=0)
     head.set(block_size=folder.count("num_depths", methods[0].get("speculative_tokens") or _DEPTHS))
+    head.describe("P-EAGLE head")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +24,7 @@ _TYPES = {
     "I64": TensorType.I64,
     "I32": TensorType.I32,
 }
-_SECTIONS = ("transformer_layer_config", "dflash_config")
+_SECTIONS = ("transformer_layer_config", "text_config", "dflash_config")
 _OUTSIDE = ("architectures", "model_type")  # of the head, not of the layers in it
 _NOT_READ = ("__metadata__", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # what d2t says, too; the target's own
 _ALIGNMENT = 8  # that `Tensor` promises, and that files of some writers lack
@@ -53,7 +54,7 @@ class Folder:
         self.identity: tuple[tuple[int, ...], ...] = ()
         self.head = json.dumps(stated, sort_keys=True).encode()
         self.n_bytes = 0
-        self._left: dict[str, Tensor] = {}
+        self._left: dict[str, Callable[[], Tensor]] = {}
         for file in self.paths:
             self._read(file)
 
@@ -74,7 +75,7 @@ class Folder:
         for stored, entry in header.items():
             name = stored.removeprefix("model.")  # as some write them
             if name not in _NOT_READ:
-                self._left[name] = self._tensor(name, entry, data, start)
+                self._left[name] = partial(self._tensor, name, entry, data, start)
 
     def _tensor(self, name: str, entry: dict[str, Any], data: mmap.mmap, start: int) -> Tensor:
         begin, end = entry["data_offsets"]
@@ -90,6 +91,11 @@ class Folder:
         """Say what is not understood here."""
         raise UnsupportedError(f"{self.path}: {message}")
 
+    @property
+    def names(self) -> Collection[str]:
+        """Those of the tensors that have not been taken yet."""
+        return self._left.keys()
+
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
@@ -99,9 +105,13 @@ class Folder:
         Raises:
             ModelFileError: There is none of this name.
         """
-        if (found := self._left.pop(name, None)) is None:
+        if (read := self._left.pop(name, None)) is None:
             raise ModelFileError(f"{self.path}: tensor {name!r} is missing; is it a head of another kind?")
-        return found
+        return read()
+
+    def keep(self, names: Collection[str]) -> None:
+        """Leave out all tensors but these."""
+        self._left = {name: self._left[name] for name in names}
 
     def check_all_taken(self) -> None:
         """Refuse tensors that nobody asked for: a head without them would draft badly, and nobody would know why.

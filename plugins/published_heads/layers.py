@@ -58,6 +58,10 @@ class Written:
         """Set keys of the architecture; underlines stand for dots where two follow each other."""
         self.metadata |= {f"{self.architecture}.{key.replace('__', '.')}": value for key, value in values.items()}
 
+    def describe(self, text: str) -> None:
+        """Say what it is, for `augury inspect`."""
+        self.metadata["general.description"] = text
+
     def take(self, name: str, written: str) -> Tensor:
         """Give a tensor another name; vectors become float32, as converters store them."""
         tensor = evolve(self.folder.take(name), name=written)

@@ -12,9 +12,10 @@ from augury.interfaces import FileFormat
 from augury.plugins.published_heads.dflash import dflash
 from augury.plugins.published_heads.eagle import eagle3
 from augury.plugins.published_heads.folder import MARKS, Folder
+from augury.plugins.published_heads.mtp import mtp, mtp_names
 
-_READERS = {"eagle3": eagle3, "dflash": dflash}
-_BY_TYPE = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dspark": "dflash"}  # speculators' names
+_READERS = {"eagle3": eagle3, "dflash": dflash, "mtp": mtp}
+_BY_TYPE = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dspark": "dflash", "mtp": "mtp"}  # speculators' names
 _BY_ARCHITECTURE = {
     "LlamaForCausalLMEagle3": "eagle3",
     "LlamaEagle3DraftModel": "eagle3",
@@ -32,7 +33,7 @@ _BY_ARCHITECTURE = {
 
 
 class PublishedHead(FileFormat):
-    """Heads in `config.json` and safetensors."""
+    """Heads, and layers that predict further tokens, in `config.json` and safetensors."""
 
     name = "published-head"
 
@@ -45,7 +46,7 @@ class PublishedHead(FileFormat):
         from xxhash import xxh3_128_digest
 
         folder = Folder(path)
-        if (kind := _kind_of(folder.config)) is None:
+        if (kind := _kind_of(folder.config) or ("mtp" if mtp_names(folder) else None)) is None:
             stated = folder.config.get("speculators_model_type") or folder.config.get("architectures")
             known = ", ".join(sorted({*_BY_TYPE, *_BY_ARCHITECTURE}))
             folder.fail(

@@ -1,0 +1,163 @@
+"""Layers that predict further tokens are read from safetensors, and draft as those of the GGUF file of the same model.
+
+What that drafts is llama.cpp's (`tests/data/drafts`), so names, order and norms have to be right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+from oracles.drafts import agreeing, draft_file, error, parted, runs
+from oracles.published_heads import as_bfloat16 as bf16, write
+from support.head_rig import REGISTRY, Told
+
+from augury import Engine
+from augury.cli import inspect
+from augury.errors import AuguryError
+from augury.files.gguf import ModelFile
+from augury.files.models import open_model
+from augury.files.mtp_file import n_mtp_of, with_mtp
+from augury.files.quantized import quantized
+from augury.interfaces import Progress
+
+QWEN = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "self_attn.o_proj": "attn_output",
+    **{f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"},
+    **{f"self_attn.{name}_norm": f"attn_{name}_norm" for name in "qk"},
+    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+}
+LATENT = {
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+}
+EXPERTS = {"mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
+EXPERTS |= {f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
+GLM_EXPERTS = {name.replace("shared_expert.", "shared_experts."): each for name, each in EXPERTS.items()}
+OWN = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm"}
+SPECULATORS = dict(zip(("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), OWN.values(), strict=True))
+DEEPSEEK = {each: each for each in ("eh_proj", "enorm", "hnorm", "embed_tokens")}
+DEEPSEEK |= {f"shared_head.{each}": f"shared_head_{each}" for each in ("norm", "head")}
+KINDS = {  # the model, its `model_type`, where its layer and what is beside that are, their names
+    "qwen35": ("mtp-qwen35", "qwen3_5_text", "mtp.layers.0.", "mtp.", OWN),
+    "qwen35moe": ("mtp-qwen35moe", "qwen3_5_moe_text", "mtp.layers.0.", "mtp.", OWN),
+    "qwen3next": ("mtp-qwen3next", "qwen3_next", "mtp.layers.0.", "mtp.", OWN),
+    "speculators": ("mtp-qwen35moe", "qwen3_5_moe_text", "mtp_layers.0.", "mtp_layers.0.", SPECULATORS),
+    "glm4moe": ("mtp-glm4moe", "glm4_moe", "model.layers.2.", "model.layers.2.", DEEPSEEK),
+    "deepseek": ("mtp-deepseek2", "deepseek_v3", "model.layers.2.", "model.layers.2.", DEEPSEEK),
+}
+
+
+def published(path, kind, change=lambda tensors: tensors):
+    """A model's folder as it is published, of the same weights, with a tensor of its own layers."""
+    name, model_type, layer, beside, of_head = KINDS[kind]
+    file = ModelFile.open(draft_file(name))
+    own, n = file.tensors, n_mtp_of(file)[0]
+    values = {key.removeprefix(f"blk.{n}."): each.floats() for key, each in own.items() if key.startswith(f"blk.{n}.")}
+    names = QWEN | EXPERTS if "qwen" in name else QWEN | LATENT | GLM_EXPERTS if "deepseek" in name else QWEN | GLM_EXPERTS
+    is_shifted, tensors = "qwen" in name, {"model.layers.0.input_layernorm.weight": np.ones(4, np.float32)}
+    if "attn_k_b.weight" in values:  # of one head
+        values["attn_kv_b.weight"] = np.concatenate([values["attn_k_b.weight"].T, values["attn_v_b.weight"]])
+    # which GLM's and DeepSeek's experts do without
+    scales = {key: each for key, each in values.items() if is_shifted or not key.startswith("ffn")}
+    for end in ("weight", "bias"):
+        for theirs, ours in names.items():
+            if f"{ours}.{end}" in values:
+                found = values[f"{ours}.{end}"] * (scales.get(f"{ours}.scale", 1.0) if end == "weight" else 1.0)
+                found = found[None] if ours == "ffn_gate_inp_shexp" else found
+                tensors[f"{layer}{theirs}.{end}"] = found - 1 if is_shifted and ours.endswith("norm") else found
+    for theirs, ours in of_head.items():
+        if (found := values.get(f"nextn.{ours}.weight")) is not None:
+            tensors[f"{beside}{theirs}.weight"] = found - 1 if is_shifted and ours.endswith("norm") else found
+    if "exp_probs_b.bias" in values:
+        tensors[f"{layer}mlp.gate.e_score_correction_bias"] = values["exp_probs_b.bias"]
+    for each in ("gate", "up", "gate_up", "down"):
+        if (found := values.get(f"ffn_{each}_exps.weight")) is not None:
+            found = found * scales.get(f"ffn_{each}_exps.scale", np.ones(1))[:, None, None]
+            if "qwen35" in name:
+                tensors[f"{layer}mlp.experts.{each}_proj"] = found
+                continue
+            for part, rows in zip(each.split("_"), np.split(found, 1 + each.count("_"), axis=1), strict=True):
+                tensors |= {f"{layer}mlp.experts.{i}.{part}_proj.weight": expert for i, expert in enumerate(rows)}
+    n_experts = file.get(f"{file.architecture}.expert_count", int, 0)
+    sizes = {"model_type": model_type, "num_hidden_layers": n, "num_experts": n_experts}
+    config = {"architectures": ["SomeModelForCausalLM"], **sizes}
+    if kind == "speculators":
+        config = {"speculators_model_type": "mtp", "architectures": ["MTPDraftModel"], "transformer_layer_config": sizes}
+    tensors = {key: np.float32(each) for key, each in tensors.items()}
+    return write(path, config, change(tensors), n_files=2)
+
+
+def joined(folder, kind):
+    model = ModelFile.open(parted(draft_file(KINDS[kind][0]))[0])
+    return with_mtp(model, open_model(folder, REGISTRY, Progress()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_in_safetensors_draft_as_those_in_the_model_s_gguf_file(kind, tmp_path):
+    folder, name = published(tmp_path / "model", kind), KINDS[kind][0]
+    run = runs(name)[-1]
+    found, logits = zip(*Told(name, "reference", change=lambda _: joined(folder, kind)).replayed(run), strict=True)
+    assert list(found) == run.drafts.tolist()
+    assert error(name, logits, run.logits) < 1e-9
+
+
+def test_whatever_is_not_understood_of_a_layer_is_refused_and_the_model_s_own_tensors_are_not_read(tmp_path):
+    def refused(kind, change, **config):
+        folder = published(tmp_path / str(len([*tmp_path.iterdir()])), kind, change)
+        settings = folder / "config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | config))
+        with pytest.raises(AuguryError) as error:
+            joined(folder, kind)
+        return str(error.value)
+
+    other = "mtp.layers.0.self_attn.sinks"
+    assert f"tensors {other} are not" in refused("qwen35", lambda own: own | {other: np.ones(2, np.float32)})
+    assert "of 'qwen4' are not read from safetensors" in refused("qwen35", dict, model_type="qwen4")
+    assert "convert_hf_to_gguf.py makes" in refused("qwen35", lambda own: {"norm.weight": np.ones(2, np.float32)})
+    lacks = {f"model.layers.2.mlp.experts.1.{each}_proj.weight" for each in ("gate", "up", "down")}
+    without = refused("glm4moe", lambda own: {key: each for key, each in own.items() if key not in lacks})
+    assert "is made of 1 experts, expected 2" in without
+    assert "for 1 layers of architecture 'glm4moe'" in refused("glm4moe", dict, num_hidden_layers=1)
+    none = refused("speculators", lambda own: {"embed_tokens.weight": np.ones((2, 2), np.float32)})
+    assert "no layers that predict further tokens, expected tensors such as mtp.fc.weight" in none
+
+
+def test_an_engine_drafts_with_a_model_s_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = published(tmp_path / "model", "glm4moe", lambda own: {key: bf16(each) for key, each in own.items()})
+    texts = []
+    for draft_model in (folder, None):
+        own = parted(agreeing("mtp-glm4moe"))[0]
+        with Engine.load(own, draft_model=draft_model, spec_type="draft-mtp" if draft_model else "none", threads=1) as engine:
+            result = engine.generate([3, 5, 9], max_tokens=20, temperature=0, ignore_eos=True)
+        texts.append(result.tokens)
+        assert (result.stats.n_drafted > 0) is (draft_model is not None)
+    assert texts[0] == texts[1]
+    parser = argparse.ArgumentParser()
+    inspect.add_parser(parser.add_subparsers(), REGISTRY)
+    args = parser.parse_args(["inspect", str(folder)])
+    assert args.run(args) == 0
+    assert "layers that predict further tokens, for a glm4moe model of 2 layers" in capsys.readouterr().out
+
+
+def test_layers_get_as_many_bits_as_the_model_and_what_chooses_experts_keeps_its_floats(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = open_model(published(tmp_path / "model", "glm4moe"), REGISTRY, Progress())
+    kinds = {name.removeprefix("blk.2."): each.type.name for name, each in quantized(file, "q8_0", Progress()).tensors.items()}
+    expected = {
+        "attn_q.weight": "Q8_0",
+        "ffn_down_exps.weight": "Q8_0",
+        "ffn_gate_inp.weight": "F32",
+        "nextn.enorm.weight": "F32",
+    }
+    assert kinds | expected == kinds
