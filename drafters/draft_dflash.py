@@ -56,6 +56,7 @@ class DraftDflash(HeadDrafter):
         if (meant := drafter_for(context.info)) != cls.name:
             raise UnsupportedError(f"{context.info.name} is a head for {meant}; name that instead of {cls.name}")
         plans = ["transitions"] * block.has_transitions + ["confidence"] * block.has_confidence
+        plans += ["previous", "gate"] * (block.markov != "vanilla")
         plans += ["predecessor", "successor", "selector"] if block.n_selected else []
         further = {plan: RowModel(load(plan)) for plan in plans}
         return BlockRunner(context, encoder, n_vocab=n_vocab, further=further)

@@ -9,8 +9,8 @@ token and masks, which leaves nothing::
     hold, or are given     0     1     2    on   mask  mask     predict tokens 4 and 5
 
 Where a head predicts the next token at each position, "on" predicts token 4, and a mask less is given. Some heads
-add logits by the token before, place by place, as the draft is chosen: to all tokens (DSpark), or to the best
-ones, which alone can be chosen then (DFlash2).
+add logits by the token before, place by place, as the draft is chosen: to all tokens (DSpark, which may also go by the place
+and by all tokens before), or to the best ones, which alone can be chosen then (DFlash2).
 
 Source: DFlash, DFlash2 and DSpark (see `augury.plugins.architectures.dflash`), as llama.cpp's driver feeds them.
 """
@@ -50,16 +50,18 @@ class BlockRunner(PartRunner):
             encoder: See there.
             n_vocab: See there.
             further: Models on which a choice depends as well, by the names of plans. `transitions` gives logits that are added
-                after each token, and a hidden state of it. `confidence` gives the probability of the best token from that
-                state and the place's. `predecessor` and `successor` give factors of each token, `selector` those of a place.
+                after each token, and a hidden state of it; with `previous` and `gate` see `_transitions`. `confidence` gives
+                the probability of the best token from that state and the place's. `predecessor` and `successor` give factors of
+                each token, `selector` those of a place.
         """
         super().__init__(context, encoder, n_vocab=n_vocab)
         block = context.info.parts["main"].block
         assert block is not None
         self._block = block
         self._further = further
-        self._features = ("output",) if "selector" in further or "confidence" in further else ()
+        self._features = ("output",) if {"selector", "confidence", "gate"} & further.keys() else ()
         self._n_judged = self._block.n_selected or N_JUDGED
+        self._states: dict[int, np.ndarray] = {}  # of a recurrent Markov head after a place, by its row of logits
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """See `DraftRunner.draft`: one pass over the blocks of all slots, of which nothing stays."""
@@ -75,6 +77,7 @@ class BlockRunner(PartRunner):
         )  # of rows of logits
         n_skipped = {i: n * n_unread for n, i in enumerate(writing, 1)}  # rows of hidden states before
         step, drafting = 0, writing
+        self._states.clear()
         while writing:
             rows = np.array([starts[i] + step for i in writing])
             places = rows + [n_skipped[i] for i in writing]
@@ -164,12 +167,32 @@ class BlockRunner(PartRunner):
             np.put_along_axis(scores, ids, of_selected, axis=1)
             judged = ArrayPass(scores)
             return judged, judged.argmax(), None
-        added, states = further["transitions"].rows_of_tokens(np.array(before, np.int32))
+        added, states = self._transitions(rows, hidden, np.array(before, np.int32))
         judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + added)
         if "confidence" not in further:
             return judged, judged.argmax(), None
         scores = further["confidence"].rows(np.hstack([hidden, states]))[:, 0].astype(np.float64)
-        return judged, judged.argmax(), 0.5 + 0.5 * np.tanh(0.5 * scores)  # the logistic function
+        return judged, judged.argmax(), _logistic(scores)
+
+    def _transitions(self, rows: np.ndarray, hidden: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What is added to rows of logits (m, V) after the tokens before (m,), and the hidden states (m, R) of these.
+
+        Source: deepseek-ai/DeepSpec, `GatedMarkovHead` and `RNNHead`.
+        """
+        further = self._further
+        if "gate" not in further:
+            return further["transitions"].rows_of_tokens(before)
+        previous = further["previous"].hidden_of(before)
+        if self._block.markov == "gated":
+            gate = further["gate"].rows(np.hstack([hidden, previous]))
+            return further["transitions"].rows(_logistic(gate) * previous), previous
+        none = np.zeros_like(previous[0])
+        state = np.stack([self._states.get(row - 1, none) for row in rows.tolist()])
+        gate, candidate, made = np.split(further["gate"].rows(np.hstack([state, previous, hidden])), 3, axis=1)
+        kept = _logistic(gate)
+        state = kept * state + (1 - kept) * np.tanh(candidate)
+        self._states |= zip(rows.tolist(), state, strict=True)
+        return further["transitions"].rows(np.tanh(made)), previous
 
     def _feeds(
         self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
@@ -177,6 +200,12 @@ class BlockRunner(PartRunner):
         """See `DraftRunner._feeds`; of a block the rows that predict are wanted."""
         feeds = super()._feeds(shares, n_rows, n_more)
         return [evolve(feed, rows=len(feed.draft) - self._block.n_unread) if len(feed.draft) else feed for feed in feeds]
+
+
+def _logistic(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)) of any x."""
+    y: np.ndarray = x.dtype.type(0.5) + x.dtype.type(0.5) * np.tanh(x.dtype.type(0.5) * x)
+    return y
 
 
 class ParallelRunner(BlockRunner):

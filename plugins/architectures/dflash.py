@@ -3,9 +3,10 @@
 The plan `encoder` makes one hidden state of several of the target's layers' outputs for a token. Each layer of the plan `main`
 keeps keys and values of these. Its inputs are the last token of the text, with masks in the places of the drafted tokens: all
 see each other and the text before. DSpark adds to the logits in each place the ones that the plan `transitions` has for the
-token before it, and its plan `confidence` gives how sure the choice is. DFlash2 has convolutions over the block, and judges the
-best tokens of each place anew: by the product of the rows of the plans `predecessor` and `successor` for the token before and
-for each of them, and of the output of `selector` for the place.
+token before it, and its plan `confidence` gives how sure the choice is. Where its Markov head is gated or recurrent,
+`transitions` is given what `gate` makes of the place and of the row that `previous` has for the token. DFlash2 has convolutions
+over the block, and judges the best tokens of each place anew: by the product of the rows of the plans `predecessor` and
+`successor` for the token before and for each of them, and of the output of `selector` for the place.
 
 Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036), and llama.cpp, whose
 converter writes these files.
@@ -41,6 +42,7 @@ from augury.plugins.architectures.eagle import embedding_of, inputs_of_layers, m
 
 _SIZE = 16  # of a block, where the file does not say it
 _MOST_TAPS = 64
+_MARKOV = "markov_head_type"
 
 
 class DFlash(Architecture):
@@ -89,8 +91,16 @@ def _block(decoder: Decoder, further: Mapping[str, ModelPlan]) -> DraftBlock:
         norm=decoder.norm("enc.output_norm"),
         has_transitions="transitions" in further,
         n_selected=keys.count("selector_top_k", most=decoder.n_vocab) if "selector" in further else 0,
+        markov=_markov(decoder),
         has_confidence="confidence" in further,
     )
+
+
+def _markov(decoder: Decoder) -> str:
+    """The kind of DSpark's Markov head."""
+    if (kind := decoder.keys.text(_MARKOV, "vanilla")) not in ("vanilla", "gated", "rnn"):
+        decoder.keys.fail(_MARKOV, kind, "vanilla, gated or rnn")
+    return kind
 
 
 def _layers(decoder: Decoder) -> tuple[Layer, ...]:
@@ -174,8 +184,15 @@ def _further(decoder: Decoder, output: Output) -> dict[str, ModelPlan]:
         plans = {name: plan(each, f"selector_{name}", n_vocab) for name, each in tables.items()}
         given = Embedding(None, tables["predecessor"].n_embd, decoder.n_embd)
         return {**plans, "selector": plan(given, "selector_hidden", tables["successor"].n_embd)}
-    before = table("markov_w1")
-    plans = {"transitions": plan(before, "markov_w2", weight.n_out, output.tokens)}
+    before, kind = table("markov_w1"), _markov(decoder)
+    given, plans = before, {}
+    if kind != "vanilla":
+        plans["previous"] = plan(before, "markov_w1", n_vocab)
+        n_states = 1 if kind == "gated" else 2  # of the token, and of all before
+        of_gate = Embedding(None, 1, decoder.n_embd + n_states * before.n_embd)
+        plans["gate"] = plan(of_gate, "markov_gate", (1 if kind == "gated" else 3) * before.n_embd)
+        given = Embedding(None, 1, before.n_embd)
+    plans["transitions"] = plan(given, "markov_w2", weight.n_out, output.tokens)
     if keys.flag("has_confidence_head", default=True) and "conf_proj.weight" in file.tensors:
         plans["confidence"] = plan(Embedding(None, 1, decoder.n_embd + before.n_embd), "conf_proj", 1)
     return plans

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MASK = "tokenizer.ggml.mask_token_id"
 _CONVOLUTIONS = {"attention_conv": "attn_conv", "mlp_conv": "ffn_conv"}
 _SIZES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_GATES = {"vanilla": None, "gated": "gate_proj", "rnn": "joint_proj"}
 _SELECTOR = {
     "hidden_projection.weight": "selector_hidden.weight",
     "predecessor_codebook": "selector_predecessor.weight",
@@ -56,6 +57,7 @@ def dflash(folder: Folder) -> Written:
     _causal_windows(head)
     head.metadata[_MASK] = folder.count("mask_token_id", least=0)
     head.take_tokens()
+    head.describe("DFlash head")
     _convolutions(head, n_layers)
     _markov(head)
     return head
@@ -84,6 +86,7 @@ def _convolutions(head: Written, n_layers: int) -> None:
     folder = head.folder
     if "candidate_selector.hidden_projection.weight" not in folder:
         return
+    head.describe("DFlash2 head")
     head.set(**{key: folder.count(key) for key in _SIZES})
     for name, written in _SELECTOR.items():
         at = f"candidate_selector.{name}"
@@ -100,10 +103,15 @@ def _markov(head: Written) -> None:
     folder, config = head.folder, head.folder.config
     if not config.get("markov_rank"):
         return
-    if (kind := config.get("markov_head_type") or "vanilla") != "vanilla":
-        folder.fail(f"config.json sets markov_head_type to {kind!r}; only 'vanilla' is known")
+    if (kind := config.get("markov_head_type") or "vanilla") not in _GATES:
+        folder.fail(f"config.json sets markov_head_type to {kind!r}; known are {', '.join(_GATES)}")
+    head.set(markov_head_type=kind)
+    if (gate := _GATES[kind]) is not None:
+        head.take(f"markov_head.{gate}.weight", "markov_gate.weight")
+        head.take(f"markov_head.{gate}.bias", "markov_gate.bias")
     head.take("markov_head.markov_w1.weight", "markov_w1.weight")
     head.take("markov_head.markov_w2.weight", "markov_w2.weight")
+    head.describe("DSpark head" if kind == "vanilla" else f"DSpark head, {kind}")
     # DeepSpec's blocks draft from the first place on; SpecForge's never do, speculators' where they say so
     is_deepspec = "Qwen3DSparkModel" in (config.get("architectures") or ())
     head.set(sample_from_anchor=bool(config.get("sample_from_anchor", is_deepspec)))

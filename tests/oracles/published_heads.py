@@ -107,6 +107,9 @@ def dflash_tensors(config: dict, n_features: int, n_vocab: int, *, seed: int = 1
         made["candidate_selector.hidden_projection.weight"] = draw(rank, E)
     if rank := flat.get("markov_rank"):
         made |= {"markov_head.markov_w1.weight": draw(n_vocab, rank), "markov_head.markov_w2.weight": draw(n_vocab, rank)}
+        for kind, gate, n_in, n_out in (("gated", "gate_proj", E + rank, rank), ("rnn", "joint_proj", E + 2 * rank, 3 * rank)):
+            if flat.get("markov_head_type") == kind:
+                made |= {f"markov_head.{gate}.weight": draw(n_out, n_in), f"markov_head.{gate}.bias": draw(n_out) - 1}
         made |= {"confidence_head.proj.weight": draw(1, E + rank), "confidence_head.proj.bias": draw(1)}
     return made
 
@@ -268,6 +271,24 @@ class DFlash(_Model):
             return sum((base[side, tap] + moving[:, side, tap]) * earlier[tap] for tap in range(taps))
 
         return convolve(x, 0), lambda y: convolve(y, 1)
+
+    def chosen(self, features: np.ndarray, last: int, n: int) -> tuple[list[int], np.ndarray]:
+        """The tokens (n,) of a DSpark block, the likeliest of each place, and their logits; DeepSpec: `sample_block_tokens`."""
+        logits, states = self.draft(features, last, n)
+        tokens, state = [last], np.zeros(self.config["markov_rank"])
+        for place in range(n):
+            latent = previous = self.tensors["markov_head.markov_w1.weight"][tokens[-1]]
+            if (kind := self.config.get("markov_head_type")) == "gated":
+                gate = self.linear("markov_head.gate_proj", np.concatenate([states[place], previous]))
+                latent = previous / (1 + np.exp(-gate))
+            elif kind == "rnn":
+                z = self.linear("markov_head.joint_proj", np.concatenate([state, previous, states[place]]))
+                gate, candidate, made = np.split(z, 3)
+                gate = 1 / (1 + np.exp(-gate))
+                state, latent = gate * state + (1 - gate) * np.tanh(candidate), np.tanh(made)
+            logits[place] += self.linear("markov_head.markov_w2", latent)
+            tokens.append(int(logits[place].argmax()))
+        return tokens[1:], logits
 
     def transitions(self, token: int) -> np.ndarray:
         """DSpark's logits (V,) by the token before."""

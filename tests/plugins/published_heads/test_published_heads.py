@@ -79,6 +79,8 @@ PEAGLES = {
 }
 DFLASH = {**NESTED, "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "block_size": 6}
 NAMED = {"mask_token_id": 127, "target_layer_ids": [1, 4, 6]}
+DSPARK = {"architectures": ["Qwen3DSparkModel"], "markov_rank": 8, "confidence_head_with_markov": True}
+DSPARK |= {"mask_token_id": 127, "target_layer_ids": [-1, 0, 1]}
 LOCAL = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
 INNER = {"speculators_model_type": "dflash", "block_size": 6, "mask_token_id": 127, "aux_hidden_state_layer_ids": [2, 5, 7]}
 DFLASHES = {
@@ -91,7 +93,9 @@ DFLASHES = {
     "dflash2": DFLASH
     | {"architectures": ["DFlash2DraftModel"], "dflash_config": NAMED}
     | {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4},
-    "dspark": DFLASH | {"architectures": ["Qwen3DSparkModel"], "markov_rank": 8, "confidence_head_with_markov": True, **NAMED},
+    "dspark": DFLASH | DSPARK | NAMED,
+    "dspark-gated": DFLASH | DSPARK | {"markov_head_type": "gated"},
+    "dspark-rnn": DFLASH | DSPARK | {"markov_head_type": "rnn"},
     "dspark-specforge": DFLASH
     | {"architectures": ["DSparkDraftModel"]}
     | {"dflash_config": {**NAMED, "markov_rank": 8, "confidence_head_with_markov": True}},
@@ -232,13 +236,28 @@ def test_a_dflash_head_drafts_what_its_trainers_model_does(name, backend, tmp_pa
     logits, states = right.draft(features, 7, len(block))
     assert np.abs(passed.rows() - logits).max() < 1e-4
     assert np.abs(passed.features("output") - states).max() < 1e-4
-    assert plan.block.n_unread == (0 if name == "dspark" else 1)
-    if plan.block.has_transitions:
+    assert plan.block.n_unread == (0 if name in ("dspark", "dspark-gated", "dspark-rnn") else 1)
+    if plan.block.has_transitions and plan.block.markov == "vanilla":
         for token in (5, 90):
             found = loaded(file, backend, "transitions")[1].forward(Batch.chain(np.int32([token]))).rows()[0]
             assert np.abs(found - right.transitions(token)).max() < 1e-4
     for each in (model, encoder):
         each.close()
+
+
+@pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
+@pytest.mark.parametrize("name", ["dspark-gated", "dspark-rnn"])
+def test_a_markov_head_corrects_each_place_as_its_trainers_model_does(name, backend, tmp_path):
+    folder, right = dflash_folder(tmp_path / "head", name)
+    made, n, judged = Rig("eagle3-llama", backend, model=folder), 5, []
+    features, after = np.stack([*made.fed.values()], 1), made.runner._after
+    made.runner._after = lambda *args: judged.append(after(*args)[0].rows()) or after(*args)
+    made.feed(0, 30)
+    for _ in range(2):  # a recurrent state begins anew
+        judged.clear()
+        drafts, (expected, logits) = made.draft(made.text[:31], n), right.chosen(features[:30], int(made.text[30]), n)
+        assert drafts == expected
+        assert np.abs(np.concatenate(judged) - logits).max() < 1e-4
 
 
 def test_the_further_tables_of_block_heads_are_where_the_drafter_looks(tmp_path):
@@ -382,5 +401,12 @@ def test_inspect_says_what_a_head_is_and_for_which_target(tmp_path, capsys):
     args = parser.parse_args(["inspect", str(folder)])
     assert args.run(args) == 0
     shown = capsys.readouterr().out
-    for text in ("general.architecture", "'eagle3'", "general.base_model.0.name", "'someone/model'", "[0, 2, 4, 5]"):
+    for text in (
+        "general.architecture",
+        "'eagle3'",
+        "'EAGLE-3 head'",
+        "general.base_model.0.name",
+        "'someone/model'",
+        "[0, 2, 4, 5]",
+    ):
         assert text in shown
