@@ -1,4 +1,4 @@
-"""A folder of `config.json` and safetensors: its settings and tensors, each of which has to be asked for."""
+"""A folder of `config.json` and tensors: safetensors, or where it has none, PyTorch's. Each has to be asked for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import Tensor, mapped
 from augury.files.tensor_type import TensorType
+from augury.plugins.published_heads.pickled import pickled
 
 if TYPE_CHECKING:
     import mmap
@@ -29,8 +30,13 @@ _OUTSIDE = ("architectures", "model_type")  # of the head, not of the layers in 
 _NOT_READ = ("__metadata__", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # what d2t says, too; the target's own
 _ALIGNMENT = 8  # that `Tensor` promises, and that files of some writers lack
 _LIMIT = 1 << 24  # bytes of a JSON file
-MARKS = ("config.json", "*.safetensors")
-"""What a folder has that is one."""
+_SETTINGS, _TENSORS = "config.json", ("*.safetensors", "pytorch_model*.bin")
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files with tensors of a folder that is one; empty of others."""
+    found = (sorted(path.glob(pattern)) for pattern in _TENSORS if (path / _SETTINGS).is_file())
+    return next(filter(None, found), [])
 
 
 class Folder:
@@ -47,10 +53,10 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = stated = _json(path / "config.json")
+        self.config = stated = _json(path / _SETTINGS)
         for name in _SECTIONS:
             self.config = self.config | {key: each for key, each in self.section(name).items() if key not in _OUTSIDE}
-        self.paths = tuple(sorted(path.glob(MARKS[1])))
+        self.paths = tuple(files_of(path))
         self.identity: tuple[tuple[int, ...], ...] = ()
         self.head = json.dumps(stated, sort_keys=True).encode()
         self.n_bytes = 0
@@ -59,18 +65,10 @@ class Folder:
             self._read(file)
 
     def _read(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        data, identity = mapped(path, "a safetensors file")
-        try:
-            with safe_open(path, framework="np"):  # which checks the header: each tensor's place, and that all are in the file
-                pass
-        except SafetensorError as error:
-            raise ModelFileError(f"{path}: no usable safetensors file ({error}); download it again") from None
-        start = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:start])
+        data, identity = mapped(path, "a file of tensors")
+        header, start = (pickled(path, data), 0) if path.suffix == ".bin" else _header(path, data)
         self.identity += (identity,)
-        self.head += data[:start]
+        self.head += json.dumps(header).encode()
         self.n_bytes += len(data)
         for stored, entry in header.items():
             name = stored.removeprefix("model.")  # as some write them
@@ -159,6 +157,19 @@ class Folder:
         for key in keys:
             if self.config.get(key):
                 self.fail(f"config.json sets {key} to {self.config[key]!r:.60}, which is not supported")
+
+
+def _header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, and where its tensors begin."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np"):  # which checks the header: each tensor's place, and that all are in the file
+            pass
+    except SafetensorError as error:
+        raise ModelFileError(f"{path}: no usable safetensors file ({error}); download it again") from None
+    start = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:start]), start
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import FileFormat
 from augury.plugins.published_heads.dflash import dflash
 from augury.plugins.published_heads.eagle import eagle3
-from augury.plugins.published_heads.folder import MARKS, Folder
+from augury.plugins.published_heads.folder import Folder, files_of
 from augury.plugins.published_heads.mtp import mtp, mtp_names
 
 _READERS = {"eagle3": eagle3, "dflash": dflash, "mtp": mtp}
@@ -33,13 +33,13 @@ _BY_ARCHITECTURE = {
 
 
 class PublishedHead(FileFormat):
-    """Heads, and layers that predict further tokens, in `config.json` and safetensors."""
+    """Heads, and layers that predict further tokens, in `config.json` and safetensors, or PyTorch's files."""
 
     name = "published-head"
 
     @classmethod
     def handles(cls, path: Path) -> bool:
-        return all(next(path.glob(mark), None) is not None for mark in MARKS)
+        return bool(files_of(path))
 
     @classmethod
     def open(cls, path: Path) -> ModelFile:

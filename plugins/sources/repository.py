@@ -10,7 +10,7 @@ from augury.errors import ModelFileError
 
 _PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})$")
 _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4|NVFP4)\w*)$", re.IGNORECASE)
-SETTINGS, _SAFETENSORS = "config.json", ".safetensors"
+SETTINGS, _SAFETENSORS, _PICKLED = "config.json", ".safetensors", re.compile(r"pytorch_model.*\.bin")
 _DEFAULT_QUANT = "Q4_K_M"
 
 
@@ -40,15 +40,18 @@ def choose(files: Iterable[str], reference: str, quant: str | None) -> list[str]
 
 
 def head_of(files: Iterable[str]) -> list[str]:
-    """The files of a whole model in safetensors, its settings first; empty where there is none.
+    """The files of a whole model in safetensors, or else of PyTorch's, its settings first; empty where there is none.
 
     >>> head_of(["README.md", "model.safetensors", "config.json"])
     ['config.json', 'model.safetensors']
     >>> head_of(["model-00001-of-00002.safetensors", "config.json"])
     []
+    >>> head_of(["pytorch_model.bin", "config.json"])
+    ['config.json', 'pytorch_model.bin']
     """
     names = sorted(name for name in files if name.endswith(_SAFETENSORS) and "/" not in name)
-    split = _PART.search(names[0].removesuffix(_SAFETENSORS)) if names else None
+    names = names or sorted(filter(_PICKLED.fullmatch, files))
+    split = _PART.search(names[0].rpartition(".")[0]) if names else None
     is_whole = split is None or len(names) == int(split["count"])
     return [SETTINGS, *names] if names and SETTINGS in files and is_whole else []
 
