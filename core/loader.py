@@ -24,6 +24,7 @@ from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.models import open_model
 from augury.files.mtp_file import is_mtp_alone, missing_mtp, with_mtp
 from augury.files.quantized import quant_like, quantized
+from augury.files.token_match import check_tokens
 from augury.guard import guarded
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory, n_bytes_for_prompts
@@ -208,6 +209,7 @@ class Loader:
             self._files[str(reference)] = open_model(reference, self.registry, self._progress, given)
         if draft is not None and is_mtp_alone(more := self.open(draft)):
             file = self._files[str(reference)]
+            check_tokens(file, more)
             more = quantized(more, quant_like(file), self._progress) if more.path.is_dir() else more
             self._files[str(reference)] = with_mtp(file, more)
         return self._files[str(reference)]
@@ -254,6 +256,8 @@ class Loader:
             whole = plan_of(file, self.registry, plan_name)
             whole = whole if options.window is None else whole.with_window(options.window)
             whole = with_adapters(whole, adapters.loaded) if adapters is not None and adapters.loaded else whole
+            if purpose == "draft" and whole.hidden_of and self._target is not None:
+                check_tokens(self._target, file)
             if purpose != "draft" and whole.hidden_of:
                 raise UnsupportedError(
                     f"{file.path}: a model of architecture {whole.architecture!r} drafts for another one; give it as the draft "

@@ -29,7 +29,8 @@ _SECTIONS = ("transformer_layer_config", "text_config", "dflash_config")
 _OUTSIDE = ("architectures", "model_type")  # of the head, not of the layers in it
 _NOT_READ = ("__metadata__", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # what d2t says, too; the target's own
 _ALIGNMENT = 8  # that `Tensor` promises, and that files of some writers lack
-_LIMIT = 1 << 24  # bytes of a JSON file
+_LIMIT, _TOKENIZER_LIMIT = 1 << 24, 1 << 28  # bytes of a JSON file
+_MOST_TOKENS = 1 << 22
 _SETTINGS, _TENSORS = "config.json", ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -84,6 +85,21 @@ class Folder:
             view = view.copy()
             view.flags.writeable = False
         return Tensor(name, tuple(entry["shape"]), kind, view)
+
+    def tokens(self) -> list[str]:
+        """The texts of tokens by id, without added ones; empty where it has no `tokenizer.json` and no `vocab.json`."""
+        path = next(filter(Path.is_file, (self.path / name for name in ("tokenizer.json", "vocab.json"))), None)
+        if path is None:
+            return []
+        found = _json(path, _TOKENIZER_LIMIT)
+        vocab = found["model"].get("vocab") if isinstance(found.get("model"), dict) else found
+        ids = {each[0]: i for i, each in enumerate(vocab)} if isinstance(vocab, list) else vocab
+        if not isinstance(ids, dict) or not all(type(each) is int and 0 <= each < _MOST_TOKENS for each in ids.values()):
+            raise ModelFileError(f"{path}: it has no tokens by id; remove it, and they are not compared with the target's")
+        texts = [""] * (1 + max(ids.values(), default=-1))
+        for text, token in ids.items():
+            texts[token] = str(text)
+        return texts
 
     def fail(self, message: str) -> NoReturn:
         """Say what is not understood here."""
@@ -172,10 +188,10 @@ def _header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
     return json.loads(data[8:start]), start
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, limit: int = _LIMIT) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _LIMIT:
-            raise ModelFileError(f"{path}: {path.stat().st_size} bytes, expected a file of settings")
+        if path.stat().st_size > limit:
+            raise ModelFileError(f"{path}: {path.stat().st_size} bytes, expected {limit} at most")
         found = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from error

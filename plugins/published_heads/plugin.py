@@ -55,7 +55,9 @@ class PublishedHead(FileFormat):
             )
         head = _READERS[kind](folder)
         folder.check_all_taken()
-        digest = xxh3_128_digest(folder.head)
+        if tokens := folder.tokens():
+            head.metadata["tokenizer.ggml.tokens"] = tokens
+        digest = xxh3_128_digest(folder.head + "\n".join(tokens).encode("utf-8", "surrogatepass"))
         return ModelFile(path, folder.paths, folder.n_bytes, head.metadata, head.tensors, folder.identity, digest)
 
 

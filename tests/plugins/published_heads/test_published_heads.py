@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import shutil
 
 import numpy as np
@@ -18,7 +20,7 @@ from support.toys import as_history
 from augury import Engine, Registry
 from augury.batch import Batch
 from augury.cli import inspect
-from augury.errors import AuguryError, ModelFileError, OptionError
+from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import open_model
 from augury.files.quantized import quant_like
@@ -410,3 +412,18 @@ def test_inspect_says_what_a_head_is_and_for_which_target(tmp_path, capsys):
         "[0, 2, 4, 5]",
     ):
         assert text in shown
+
+
+def test_a_head_of_other_tokens_is_refused_by_the_first_one_that_differs(tmp_path):
+    folder, own = as_published(copying_head(TARGET), tmp_path / "head", "float32"), predictable(TARGET)
+    texts = ModelFile.open(own).get("tokenizer.ggml.tokens", list[str], [])
+    vocab = {text: token for token, text in enumerate(texts[:100])}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab | {texts[70]: 71, texts[71]: 70}}}))
+    with pytest.raises(UnsupportedError, match=re.escape(f"token 70 is {texts[70]!r} to {own} and {texts[71]!r} to the head")):
+        Engine.load(own, draft_model=folder, threads=1, n_ctx=128)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": [[text, 0.0] for text in texts[:100]]}}))
+    with Engine.load(own, draft_model=folder, threads=1, n_ctx=128) as engine:
+        assert "draft-eagle3" in engine.config["spec_type"]
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": "b"}}}')
+    with pytest.raises(ModelFileError, match="no tokens by id"):
+        opened(folder)
