@@ -227,7 +227,7 @@ class _Answer:
         try:
             if self._after is not None:
                 await self._after._begun.wait()  # noqa: SLF001 - another answer to the same request
-            for _ in range(_N_TRIES):
+            for n_before in range(_N_TRIES):
                 try:
                     outcome = await self._read()
                     break
@@ -238,7 +238,8 @@ class _Answer:
                 except asyncio.CancelledError:  # Serve's, too, where a replica dies before it has the request
                     if self._is_cancelled:
                         raise
-                await asyncio.sleep(_AGAIN_S)
+                if n_before:  # at once the first time: the router knows who has died
+                    await asyncio.sleep(_AGAIN_S)
         except asyncio.CancelledError:
             outcome = self._whole(Result((), "", "cancelled", Summary()))
         except Exception as error:  # noqa: BLE001 - its reader's
