@@ -7,16 +7,23 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from support.commands import here, run
 from support.servers import serving
 
+from augury import Engine
 from augury.cli.command_line import make_parser
 from augury.errors import AuguryError
-from augury.plugins.learn.hidden_states import STATES
+from augury.files.gguf import ModelFile
+from augury.loader import plan_of
+from augury.plugins.learn.head import columns_of, write_first_head
+from augury.plugins.learn.hidden_states import STATES, HiddenStates
 from augury.plugins.server import command, learner
+from augury.plugins.server.collection import Collection
 from augury.plugins.server.learner import Learner
 from augury.registry import Registry
+from augury.testing.tiny_model import write_tiny_model
 
 REGISTRY = Registry.discover()
 
@@ -141,6 +148,44 @@ def test_without_a_new_head_the_one_before_stays(folder, capsys, words, told):
 
     asyncio.run(learn())
     assert f"no head was trained on the requests that are kept: {told}\n" in capsys.readouterr().err
+
+
+@pytest.mark.sample(0)  # of a minute, in which JAX compiles
+def test_one_user_s_answers_are_drafted_better_by_the_head_that_learnt_from_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(learner, "_LEAST_BYTES", 100)
+    write_tiny_model(model := tmp_path / "model.gguf")
+    (kept := tmp_path / "kept").mkdir()
+    words = ["-m", str(model), "-t", "1", "-c", "512", "-np", "1", "--draft-vocabulary", "200", "--epochs", "24"]
+    rng, collection = np.random.default_rng(1), Collection(kept, 10**8)
+
+    def write_first(path):
+        with ModelFile.open(model) as file:
+            write_first_head(path, file, plan_of(file, REGISTRY), "it")
+
+    def accepted(engine):
+        way = {"max_tokens": 100, "temperature": 0.0, "ignore_eos": True}
+        result = engine.generate(list(range(60, 72)), **way)
+        assert result.tokens == engine.generate(list(range(60, 72)), speculative=False, **way).tokens
+        return result.stats.n_accepted
+
+    async def learn():
+        made = Learner(kept, words, 1, write_first)
+        how = {"draft_model": made.draft_model(), "spec_type": "draft-eagle3", "spec_fixed": True, "draft_max": 3}
+        with Engine.load(model, threads=1, n_ctx=512, **how) as engine:
+            made.take_over, before = engine.replace_draft_model, accepted(engine)
+            for seed in range(24):
+                states = HiddenStates(columns_of(engine.info.n_layers), engine.info.n_embd)
+                way = {"max_tokens": 180, "temperature": 0.8, "seed": seed, "ignore_eos": True, **states.asked}
+                prompt = rng.integers(0, 260, 12).tolist()
+                collection.add([*prompt, *engine.generate(prompt, **way).tokens], states)
+            made.rest(0.0)
+            await asyncio.sleep(0.1)
+            await made._task
+            assert made.newest is not None
+            assert accepted(engine) > max(2 * before, 40)
+        await made.close()
+
+    asyncio.run(learn())
 
 
 def test_the_command_that_trains_is_one(tmp_path):
