@@ -132,8 +132,7 @@ def test_whatever_is_not_understood_of_a_layer_is_refused_and_the_model_s_own_te
     assert "no layers that predict further tokens, expected tensors such as mtp.fc.weight" in none
 
 
-def test_an_engine_drafts_with_a_model_s_folder(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_an_engine_drafts_with_a_model_s_folder(tmp_path, capsys):
     folder = published(tmp_path / "model", "glm4moe", lambda own: {key: bf16(each) for key, each in own.items()})
     texts = []
     for draft_model in (folder, None):
