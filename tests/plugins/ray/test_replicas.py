@@ -12,7 +12,7 @@ import pytest
 from oracles.adapters import adapter
 from oracles.models import tiny_model
 from support.commands import here, run
-from support.servers import serving
+from support.servers import READY_S, serving
 
 from augury import Engine
 
@@ -94,6 +94,9 @@ def test_streams_go_on_where_replicas_are_killed(engine, server, nodes):
     is_over.set()
     assert len(killed) == N_KILLS
     assert all(tokens == expected(engine, **how) for how, tokens, _ in found)
+    end = time.monotonic() + READY_S
+    while n_replicas(server) < 2 and time.monotonic() < end:  # for the tests after this
+        time.sleep(0.1)
     print(f"{len(found)} streams, {N_KILLS} kills, longest stall {max(gap_s for *_, gap_s in found):.3f} s")  # noqa: T201
 
 
@@ -147,10 +150,10 @@ def test_who_asks_again_finds_what_a_replica_holds(server):
         body = {"prompt": text, "n_predict": 2, "seed": 1}
         return server.client.post("/completion", json=body).json()["timings"]["cache_n"]
 
-    texts = [prompt(i, 64) for i in range(50, 56)]
-    with ThreadPoolExecutor(6) as pool:
+    texts = [prompt(i, 64) for i in range(50, 54)]  # as many as one replica has slots, which may get all
+    with ThreadPoolExecutor(4) as pool:
         list(pool.map(reused, texts))
-    assert [reused([*text, *prompt(9, 16)]) >= 64 for text in texts] == [True] * 6
+    assert [reused([*text, *prompt(9, 16)]) >= 64 for text in texts] == [True] * 4
 
 
 def test_what_cannot_be_is_said(capsys):

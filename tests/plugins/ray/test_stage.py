@@ -74,6 +74,28 @@ def test_texts_are_those_of_one_process(hosts, name, n_actors):
 
 
 @pytest.mark.ray
+def test_requests_end_with_one_error_while_an_actor_is_gone_and_later_ones_are_answered(hosts):
+    own, before = f"ray:{hosts.ids[1]}", hosts.workers("ray::NodeActor")
+    with load(tiny_model("llama-dense"), Placement(f"CPU,{own},CPU"), lost_timeout=0) as engine:
+        right = engine.generate(PROMPT, temperature=0, max_tokens=16).tokens
+        (pid,) = {*hosts.workers("ray::NodeActor")} - {*before}
+        hosts.kill(pid)
+        running = [engine.submit([*PROMPT, i], max_tokens=100) for i in range(3)]
+        for each in running:
+            with pytest.raises(AuguryError, match=r"a device did not come back within 0 s \(lost_timeout\)"):
+                each.result()
+        found, end = None, time.monotonic() + 30
+        while found is None and time.monotonic() < end:
+            with suppress(AuguryError):
+                found = engine.generate(PROMPT, temperature=0, max_tokens=16).tokens
+    assert found == right
+    end = time.monotonic() + 10
+    while {*hosts.workers("ray::NodeActor")} - {*before} and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not {*hosts.workers("ray::NodeActor")} - {*before}, "an actor ends with its engine"
+
+
+@pytest.mark.ray
 def test_texts_go_on_to_the_bit_where_actors_are_killed(hosts):
     how = [{"seed": seed, "temperature": 0.9 * (seed % 2), "max_tokens": 100} for seed in range(20)]
     with load(tiny_model("qwen35-dense"), spec_type="suffix") as engine:
@@ -114,28 +136,6 @@ def test_a_drafter_whose_actor_is_killed_changes_no_text(hosts):
             assert result.tokens == right
             n_drafted = result.stats.n_drafted
     assert n_drafted > 0
-
-
-@pytest.mark.ray
-def test_requests_end_with_one_error_while_an_actor_is_gone_and_later_ones_are_answered(hosts):
-    own, before = f"ray:{hosts.ids[1]}", hosts.workers("ray::NodeActor")
-    with load(tiny_model("llama-dense"), Placement(f"CPU,{own},CPU"), lost_timeout=0) as engine:
-        right = engine.generate(PROMPT, temperature=0, max_tokens=16).tokens
-        (pid,) = {*hosts.workers("ray::NodeActor")} - {*before}
-        hosts.kill(pid)
-        running = [engine.submit([*PROMPT, i], max_tokens=100) for i in range(3)]
-        for each in running:
-            with pytest.raises(AuguryError, match=r"a device did not come back within 0 s \(lost_timeout\)"):
-                each.result()
-        found, end = None, time.monotonic() + 30
-        while found is None and time.monotonic() < end:
-            with suppress(AuguryError):
-                found = engine.generate(PROMPT, temperature=0, max_tokens=16).tokens
-    assert found == right
-    end = time.monotonic() + 10
-    while {*hosts.workers("ray::NodeActor")} - {*before} and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not {*hosts.workers("ray::NodeActor")} - {*before}, "an actor ends with its engine"
 
 
 @pytest.mark.ray
