@@ -7,9 +7,9 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from augury.cli.adapter_flags import adapters_of, add_adapter_flags
 from augury.cli.drafter_flags import (
     add_drafter_flags,
     add_memory_flags,
@@ -24,7 +24,7 @@ from augury.cli.drafter_flags import (
 )
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.log_output import configure_logging
-from augury.cli.parser import Parser, converted, count
+from augury.cli.parser import Parser, count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 from augury.devices import CPU, Placement
@@ -229,41 +229,6 @@ def overrides_of(args: argparse.Namespace) -> dict[str, Scalar | Untyped]:
 def override_words(args: argparse.Namespace) -> list[str]:
     """`--override-kv` as it was given, for another process."""
     return [word for text in args.override_kv for word in ("--override-kv", text)]
-
-
-def add_adapter_flags(group: Any) -> None:
-    """Add the flags of adapters, in llama.cpp's words."""
-    group.add_argument(
-        "--lora",
-        action="append",
-        default=[],
-        metavar="FILE[:SCALE]",
-        help="an adapter (LoRA) that is added to the model, may be repeated; requests may give it another scale (default: 1)",
-    )
-    group.add_argument(
-        "--lora-scaled", action="append", dest="lora", type=_scaled, metavar="FILE:SCALE", help="the same, with a scale"
-    )
-    group.add_argument(
-        "--lora-init-without-apply", action="store_true", help="adapters count nothing until a request gives them a scale"
-    )
-
-
-def _scaled(text: str) -> str:
-    """A value of `--lora-scaled`; ik_llama.cpp has the scale as a word of its own, which would be read as a prompt here."""
-    if ":" not in text:
-        raise argparse.ArgumentTypeError("FILE:SCALE")
-    return text
-
-
-def adapters_of(args: argparse.Namespace) -> list[tuple[str, float]]:
-    """The adapters of the flags, with their scales; `FILE,FILE` are several."""
-    found = []
-    for text in (each for flag in args.lora for each in ([flag] if Path(flag).exists() else flag.split(","))):
-        path, colon, scale = text.rpartition(":")
-        if not colon or Path(text).exists():
-            path, scale = text, "1"
-        found.append((path, 0.0 if args.lora_init_without_apply else converted("--lora", scale, float)))
-    return found
 
 
 def load_engine(
