@@ -68,10 +68,8 @@ class ActorEndpoint(connection.Endpoint):
             address = ray.get(self._asked, timeout=_START_S if wait_s is None else wait_s)
         except GetTimeoutError:
             raise LostDeviceError(f"no actor has started on {self.name} yet; ray status tells what the host has left") from None
-        except (
-            RayError,
-            OptionError,
-        ) as error:  # Ray does not start it again: the host is gone, and may be back as another node
+        except (RayError, OptionError) as error:
+            # Ray does not start it again: the host is gone, and may be back as another node
             self._actor = self._asked = None
             if wait_s is not None:
                 sleep(wait_s)

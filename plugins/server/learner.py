@@ -57,7 +57,8 @@ class Learner:
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = True
         self._since: float | None = None  # since when the process runs; None: it is stopped
-        self._n_learnt = 0 if self.newest is None else self._n_bytes
+        is_begun = any(self._heads.glob(f"*{_SUFFIX}.learn"))  # by an earlier server
+        self._n_learnt = 0 if self.newest is None or is_begun else self._n_bytes
 
     @property
     def newest(self) -> Path | None:

@@ -235,3 +235,18 @@ def test_a_head_whose_training_has_not_ended_is_none_yet(folder):
     assert made.newest == folder / ".heads/2.gguf"
     (folder / ".heads/2.gguf.learn").mkdir()
     assert made.newest == folder / ".heads/1.gguf"
+
+
+def test_a_later_server_goes_on_with_a_training_that_was_begun(folder):
+    async def learn():
+        async with learning(folder) as (made, taken):
+            await until(lambda: taken)
+            await until(made._task.done)
+        for name in ("2.gguf.learn", "texts"):
+            (folder / ".heads" / name).mkdir()
+        asked = folder / ".heads/2.gguf.asked"
+        async with learning(folder):  # without a new request
+            await until(lambda: asked.exists() and asked.read_text())
+        assert asked.read_text().endswith(f"--from {folder}/.heads/1.gguf")
+
+    asyncio.run(learn())
