@@ -1,5 +1,6 @@
 """Lanes are loaded where they were compiled before, unless anything is another that their code depends on."""
 
+import os
 from collections import namedtuple
 
 import numpy as np
@@ -60,3 +61,26 @@ def test_a_lane_is_compiled_again_for_what_differs(kept, monkeypatch):
     assert kept(made(), 1) == (14, True)
     monkeypatch.setattr(plain, "__code__", (lambda x: x + 7).__code__)
     assert kept(made(inner=lane(plain)), 1) == (32, True)
+
+
+def polynomial(factor):
+    @lane
+    def long(x):  # so long that it stays a function of its own
+        for i in range(1, x):
+            x = x * factor + x // i % (x + 2) + x // (i + 1) % (x + 3) + x // (i + 2) % (x + 4) + x // (i + 3) % (x + 5)
+        return x
+
+    @lane
+    def example(x, place):
+        return long(x) + long(x + 1)
+
+    return example
+
+
+def test_what_a_lane_calls_is_not_mistaken_for_what_another_process_has_numbered_alike(kept):
+    if not (child := os.fork()):
+        polynomial(1)(3, Place(1, 1))
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert kept(polynomial(2), 3) == (186, True)
+    assert kept(polynomial(1), 3) == (68, False)
