@@ -275,16 +275,17 @@ class Loop:
     def _decoding(self, sequences: Sequence[RunningSequence], n_prompt: int) -> list[ScheduledInput]:
         """The last token of each sequence, and its draft if it has drafters, beside `n_prompt` tokens of prompts."""
         choices: dict[RunningSequence, VerifiedNodes] = {}
-        room_of, has_drafters = self._context.memory.draft_room, [each for each in sequences if each.is_drafted]
+        room_of, drafted = self._context.memory.draft_room, [each for each in sequences if each.is_drafted]
+        has_drafters = [] if drafted and self._drafting.rest(drafted) else drafted
         rooms = [(each, guarded(room_of, each.slot, failed=partial(self._end, each))) for each in has_drafters]
         # a pass over k drafted tokens stores k + 1 and may emit as many
         if limits := [(each, min(each.speculation.n_max, n, each.n_left - 1)) for each, n in rooms if n is not None]:
-            drafted, n_others = [each for each, _ in limits], n_prompt + len(sequences) - len(rooms)
-            found = guarded(self._drafting.propose, limits, n_others, failed=partial(self._end_all, drafted))
-            choices = dict(zip(drafted, found or (), strict=False))  # without drafts they have all ended
+            asked, n_others = [each for each, _ in limits], n_prompt + len(sequences) - len(rooms)
+            found = guarded(self._drafting.propose, limits, n_others, failed=partial(self._end_all, asked))
+            choices = dict(zip(asked, found or (), strict=False))  # without drafts they have all ended
         scheduled: list[ScheduledInput] = []  # in every step of a round so: list[ScheduledInput]() takes forty times as long
         for each in sequences:
-            if (choice := choices.get(each)) is None and each.is_drafted:  # it has ended
+            if (choice := choices.get(each)) is None and each in has_drafters:  # it has ended
                 continue
             n_rows, n_top, draft = (
                 (1, 0, None) if choice is None else (1 + len(choice.nodes), choice.proposals.n_top, choice.draft)
@@ -336,8 +337,7 @@ class Loop:
                 if names:
                     after = tokens_array([*slot_input.tokens.tolist(), *draft.tokens.tolist()])
                     parents = tokens_array([-1, *[parent + 1 for parent in draft.above.tolist()]])
-                ids, logits = done.top
-                top = after, parents, ids[row : row + scheduled.n_rows], logits[row : row + scheduled.n_rows]
+                top = after, parents, *[each[row : row + scheduled.n_rows] for each in done.top]
         elif n_emitted:
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)

@@ -197,7 +197,11 @@ class Drafter(Plugin, ABC):
         return None
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:
-        """A round is over; `history` ends with the token that the target chose. Called after rounds without a draft, too."""
+        """A round is over; `history` ends with the token that the target chose. Called after rounds without a draft, too.
+
+        While the planner asks none of a slot's drafters they rest. They hear of these rounds together before the next ask, or
+        before `end`, by one verdict whose `n_emitted` counts all of their tokens.
+        """
 
     def end(self) -> None:
         """The request is over, finished or cancelled; of one that was cancelled early, if it was fed."""

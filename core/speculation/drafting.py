@@ -158,12 +158,23 @@ class Drafting:
     def end(self, sequence: DraftedSequence) -> None:
         """A request is over: tell those of its drafters that have begun."""
         if (drafters := self._drafters.pop(sequence.slot, None)) is not None:
+            if drafters.n_rested:
+                drafters.wake(self.plain_s or 0.0)
             for drafter in drafters.every:
                 drafter.guard.end()
         if self._retired:
             self._retire()
 
     # Before a pass
+
+    def rest(self, sequences: Sequence[DraftedSequence]) -> bool:
+        """Whether nobody is asked for any of these sequences in this round: then it is plain decoding's, with no `propose`."""
+        of = [self._drafters[each.slot] for each in sequences]
+        if [each for each in of if not each.n_resting]:
+            return False
+        for each in of:
+            each.n_resting, each.n_rested = each.n_resting - 1, each.n_rested + 1
+        return True
 
     def propose(self, limits: Sequence[tuple[DraftedSequence, int]], n_others: int) -> list[VerifiedNodes]:
         """The drafts that each sequence takes into the round.
@@ -177,6 +188,8 @@ class Drafting:
         slots = []
         for sequence, limit in limits:
             drafters, n_context = self._drafters[sequence.slot], len(sequence.history)
+            if drafters.n_rested:
+                self._own_s -= drafters.wake(self.plain_s or 0.0)
             slots.append(SlotProposals(sequence, drafters, limit, n_context, drafters.n_min, drafters.may_branch, agreement))
         asking = [slot for slot in slots if slot.limit > 0]
         if self._planner is None:
@@ -223,10 +236,9 @@ class Drafting:
         for slot in slots:
             if slot.drafters.ahead is not None:
                 self._take_ahead(planner, slot, slot.drafters.ahead)
-            for drafter in slot.drafters.members:
-                if planner.is_asked(drafter):
-                    pace = Pace(slot.limit) if drafter.profile.is_paced else None
-                    cheap.append((slot, drafter, drafter.guard.ask(slot.limit, pace)))
+            for drafter in planner.asked(slot.drafters.members):
+                pace = Pace(slot.limit) if drafter.profile.is_paced else None
+                cheap.append((slot, drafter, drafter.guard.ask(slot.limit, pace)))
         for slot, drafter, draft in self._ask(cheap):
             slot.add(drafter, draft)
         if restricted := [slot for slot in slots if slot.sequence.is_constrained]:
@@ -364,6 +376,8 @@ class Drafting:
                 top = (after, parents, ids[:, :n_top], logits[:, :n_top])
             guard.accept(Verdict(n_offered, n_accepted, n_emitted, n_offered > 0, n_proposed, path, *top))
             self._own_s -= guard.seconds
+        if self._planner is not None and not outcome.path:
+            proposals.drafters.n_resting = self._planner.n_resting(proposals.drafters.members)
         self._own_s += perf_counter() - start
 
     def observe_round(self, rounds: Sequence[tuple[VerifiedNodes, Outcome]], n_others: int, pass_s: float) -> None:

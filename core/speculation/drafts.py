@@ -18,7 +18,7 @@ from augury.speculation.costs import DraftCost
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.joint_tree import JointTree
-from augury.types import NO_DRAFT, Draft
+from augury.types import NO_DRAFT, Draft, Verdict
 
 
 @define
@@ -148,6 +148,8 @@ class RequestDrafters:
     prefill: Iterator[None] = field(factory=lambda: iter(()))  # their remaining work on its prompt
     budget: LossBudget = Factory(lambda: LossBudget(0.0, 0.0, 0.0))  # the joint loss budget of cheap drafters
     n_replayed: int = 0  # accepted tokens that the next pass computes again
+    n_resting: int = 0  # rounds to come in which nobody is asked
+    n_rested: int = 0  # rounds, of a token each, that they were not told of yet
     ahead: AheadDraft | None = None  # for the next round, if its guess turns out right
     n_min: int = 1  # fewer tokens are not wanted
     may_branch: bool = True  # otherwise one path alone can be verified
@@ -156,6 +158,17 @@ class RequestDrafters:
     def members(self) -> list[RequestDrafter]:
         """The drafters that can still be asked, by priority."""
         return [drafter for drafter in self.every if not drafter.guard.is_left_out]
+
+    def wake(self, plain_s: float) -> float:
+        """Tell them together of the rounds in which they rested, of `plain_s` each; returns the seconds that they took."""
+        n, self.n_rested, seconds = self.n_rested, 0, 0.0
+        self.budget.pass_time(n * plain_s)
+        for drafter in self.members:
+            drafter.n_missed += n
+            drafter.n_right = drafter.run = 0  # the next find is another stretch
+            drafter.guard.accept(Verdict(0, 0, n, is_used=False))
+            seconds += drafter.guard.seconds
+        return seconds
 
 
 @frozen(eq=False)

@@ -80,14 +80,29 @@ class DraftPlanner:
         """Whether some drafter is asked only where that promises to pay."""
         return any(profile.is_costly for profile in self.profiles)
 
-    def is_asked(self, drafter: RequestDrafter) -> bool:
-        """Whether to ask a drafter in any case: lookups always, unless that takes more time than they gained last."""
-        profile = drafter.profile
-        if profile.is_costly or profile.is_certain:
-            return not profile.is_costly
-        ask_s = profile.cost.per_ask + self.overhead_s
+    def asked(self, drafters: Sequence[RequestDrafter]) -> list[RequestDrafter]:
+        """Those of a slot's drafters to ask in any case: lookups, less often where that takes more time than they gained last.
+
+        Where one is asked, the time around it is spent, and the others are asked for their own time alone.
+        """
+        able = [each for each in drafters if not each.profile.is_costly]
+        if not [each for each in able if self._wait(each, self.overhead_s) <= 0]:
+            return []
+        return [each for each in able if self._wait(each, 0.0) <= 0]
+
+    def n_resting(self, drafters: Sequence[RequestDrafter]) -> int:
+        """For how many rounds of one token none of a slot's drafters will be asked."""
+        if [each for each in drafters if each.profile.is_costly]:  # `asks` chooses in every round
+            return 0
+        return max(min([self._wait(each, self.overhead_s) for each in drafters], default=0), 0)
+
+    def _wait(self, drafter: RequestDrafter, overhead_s: float) -> int:
+        """For how many further tokens a lookup is not to be asked, where so many seconds come to its own; not above 0: ask."""
+        profile, ask_s = drafter.profile, drafter.profile.cost.per_ask + overhead_s
         share = ask_s / (CONSTANTS.free * self.token_s)
-        return share <= 1 or drafter.gain * self.token_s >= ask_s or drafter.n_missed >= min(ceil(share), CONSTANTS.rarely)
+        if profile.is_certain or share <= 1 or drafter.gain * self.token_s >= ask_s:
+            return 0
+        return min(ceil(share), CONSTANTS.rarely) - drafter.n_missed
 
     def asks(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[CostlyAsk]:
         """Which costly drafters to ask for how much in a round; of a slot one at most, and one in all by teacher forcing.

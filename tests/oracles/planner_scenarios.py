@@ -139,12 +139,12 @@ class Scenario:
             if ahead[0] == position:
                 planner.observe_proposal(ahead[1])
                 slot.add(ahead[1], Draft(sources[ahead[1]].proposal(position, min(ahead[2], limit))))
-            for drafter, source in sources.items():
-                if planner.is_asked(drafter) and limit:
-                    draft = Draft(source.proposal(position, limit))
-                    planner.observe_draft(drafter, len(draft), source.per_ask_s)
-                    seconds += source.per_ask_s
-                    slot.add(drafter, draft)
+            for drafter in planner.asked(request.every) if limit else ():
+                source = sources[drafter]
+                draft = Draft(source.proposal(position, limit))
+                planner.observe_draft(drafter, len(draft), source.per_ask_s)
+                seconds += source.per_ask_s
+                slot.add(drafter, draft)
             asks = planner.asks([slot]) if limit else []
             for ask in asks:
                 source = sources[ask.drafter]

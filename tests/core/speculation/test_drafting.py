@@ -16,6 +16,7 @@ from augury.interfaces import Drafter, DrafterTraits
 from augury.plugins.memory.contiguous import Contiguous
 from augury.speculation.constants import CONSTANTS
 from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import CostlyAsk, RequestDrafter
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.verification import RULES, Synthetic
@@ -360,21 +361,61 @@ def test_a_draft_takes_the_time_of_drafters_that_are_asked_only_if_they_are_used
     assert set(seen) == {draft_s}
 
 
-def test_the_time_around_drafters_is_that_of_proposals_and_of_what_is_learnt_from_them(monkeypatch):
-    now, seen = [0.0], []
+@pytest.fixture
+def taking(monkeypatch):
+    """A maker of methods that take so many seconds by the clock of drafting, which stands still otherwise."""
+    now = [0.0]
+    for name in ("drafting", "drafter_guard"):
+        monkeypatch.setattr(f"augury.speculation.{name}.perf_counter", lambda: now[0])
 
-    def taking(seconds, method):
+    def taken(seconds, method):
         def timed(*arguments, **options):
             now[0] += seconds
             return method(*arguments, **options)
 
         return timed
 
+    return taken
+
+
+@pytest.mark.parametrize("n_slots", [1, 2])
+def test_drafters_that_give_nothing_rest_and_are_told_of_the_rounds_since_then_together(taking, monkeypatch, n_slots):
+    chosen_for = []
+    propose = Drafting.propose
+    monkeypatch.setattr(Drafting, "propose", lambda *a: chosen_for.append(len(a[1])) or propose(*a))
+
+    class Idle(ScriptedDrafter):
+        draft = taking(0.05, ScriptedDrafter.draft)
+
+    drafters = []
+    kinds = [lambda model: drafters.append(Idle(model, [(0, 0)])) or drafters[-1]]
+    plain = texts_of(toy_engine(slots=n_slots), n_slots)
+    assert texts_of(toy_engine(drafter=kinds, planner=constant(1), slots=n_slots), n_slots) == plain
+    assert len(chosen_for) < 30, "rounds in which somebody is asked, of 50 and more"
+    for drafter in drafters:
+        accepted = [facts[0].n_emitted for event, *facts in drafter.events if event == "accept"]
+        assert sum(accepted) == 49, "all but the first token, which its prompt gave"
+        assert max(accepted) > 1
+        assert drafter.events[-3][0] == "accept", "the last tokens, before the request is over"
+        assert drafter.events[-2:] == [("end",), ("close",)]
+        assert drafter.n_calls <= 15
+
+
+def texts_of(engine, n_slots):
+    """The tokens of answers of fifty tokens each in all slots of an engine, which is closed."""
+    with engine:
+        answers = [engine.submit([token], max_tokens=50, **GREEDY) for token in range(1, 1 + n_slots)]
+        return [answer.result().tokens for answer in answers]
+
+
+def test_the_time_around_drafters_is_that_of_proposals_and_of_what_is_learnt_from_them(taking, monkeypatch):
+    seen = []
+
     class Watched(DraftPlanner):
         choose = taking(0.5, DraftPlanner.choose)
 
-        def is_asked(self, drafter):
-            return True  # in both slots, however long it takes
+        def asked(self, drafters):
+            return drafters  # in both slots, however long it takes
 
         def observe_overhead(self, seconds):
             seen.append(seconds)
@@ -388,8 +429,6 @@ def test_the_time_around_drafters_is_that_of_proposals_and_of_what_is_learnt_fro
             both_wait.wait()
             super().begin(history, n_reused)
 
-    for name in ("drafting", "drafter_guard"):
-        monkeypatch.setattr(f"augury.speculation.{name}.perf_counter", lambda: now[0])
     monkeypatch.setattr(RequestDrafter, "score", taking(0.25, RequestDrafter.score))
     with toy_engine(drafter=lambda model: Slow(model, [(2, 0)]), planner=constant(1, kind=Watched), slots=2) as engine:
         answers = [engine.submit([token], max_tokens=40, **GREEDY) for token in (1, 2)]

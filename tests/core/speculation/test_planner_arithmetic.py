@@ -63,9 +63,28 @@ def test_a_lookup_that_takes_more_time_than_it_gives_is_asked_less(seconds, over
     planner.overhead_s, lookup.gain = overhead_s, gain
     found = []
     for lookup.n_missed in range(14):
-        found += [lookup.n_missed] if planner.is_asked(lookup) else []
-        assert not planner.is_asked(model), "a costly one is asked when it was chosen"
+        found += [lookup.n_missed] if planner.asked([lookup]) else []
+        assert planner.n_resting([lookup]) == max(asked_after - lookup.n_missed, 0)
+        assert planner.asked([lookup, model]) == planner.asked([lookup]), "a costly one is asked when it was chosen"
+        assert planner.n_resting([lookup, model]) == 0, "which may be in any round"
     assert found == list(range(asked_after, 14))
+
+
+def test_where_one_lookup_is_asked_the_others_are_for_their_own_time_alone():
+    planner = linear(False, False)
+    first, second = request_of(planner).every
+    for each in first, second:
+        planner.observe_draft(each, 4, 0.02)
+        each.gain = 0.0
+    planner.overhead_s = 0.02
+    first.n_missed, second.n_missed = 4, 2
+    assert planner.n_resting([first, second]) == 1
+    assert planner.asked([first, second]) == []
+    first.n_missed, second.n_missed = 5, 3
+    assert planner.n_resting([first, second]) == 0
+    assert planner.asked([first, second]) == [first, second]
+    second.n_missed = 2
+    assert planner.asked([first, second]) == [first]
 
 
 @pytest.mark.parametrize(("n_slots", "asked_after"), [(1, 0), (4, 4), (32, 12)])
@@ -78,7 +97,7 @@ def test_a_lookup_that_gives_nothing_is_asked_less_the_more_slots_share_a_pass(n
     lookup.gain = 0.0
     found = []
     for lookup.n_missed in range(14):
-        found += [lookup.n_missed] if planner.is_asked(lookup) else []
+        found += [lookup.n_missed] if planner.asked([lookup]) else []
     assert found == list(range(asked_after, 14))
 
 
@@ -350,7 +369,7 @@ def test_a_certain_draft_is_taken_whole_at_once_and_less_of_it_once_it_was_wrong
     assert chosen(planner, slot_of(request, {0: 8})) < [8]
     certain.gain = -1.0
     planner.observe_draft(certain, 8, 1.0)
-    assert planner.is_asked(certain), "however long it takes"
+    assert planner.asked([certain]) == [certain], "however long it takes"
 
 
 def test_what_was_drawn_is_verified_whatever_its_chance():
