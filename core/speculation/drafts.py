@@ -58,10 +58,11 @@ class DrafterProfile:
     """An engine's knowledge of one of its drafters, from all slots and requests."""
 
     name: str
-    is_costly: bool = False  # its length is settled before it is asked, because drafting takes time
+    is_costly: bool = False  # its length is settled before it is asked, because drafting takes time, as declared or measured
     is_certain: bool = False
     is_paced: bool = False
     n_top: int = 0
+    is_declared_costly: bool = field(default=Factory(lambda self: self.is_costly, takes_self=True), init=False)
     features: tuple[str, ...] = ()
     chances: Chances = Factory(lambda self: Chances(is_costly=self.is_costly, is_certain=self.is_certain), takes_self=True)
     cost: DraftCost = Factory(DraftCost)

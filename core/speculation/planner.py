@@ -318,8 +318,9 @@ class DraftPlanner:
         if profile.is_costly:  # then it was waited for
             drafter.spent_s += profile.counted_s(seconds, expected_s)
         drafter.n_missed = profile.n_waited = 0
-        if cost.per_ask > CONSTANTS.cheap * self.plain_s and cost.is_warm:
-            profile.is_costly = True
+        if cost.is_warm and not profile.is_declared_costly:
+            most = CONSTANTS.cheap / (2 if profile.is_costly else 1)  # of one that was slow for a while
+            profile.is_costly = cost.per_ask > most * self.plain_s
 
     def observe_overhead(self, seconds: float) -> None:
         """A round took so long for each slot that some drafter was asked for, beside drafters' own work."""

@@ -149,6 +149,14 @@ def test_the_first_ask_says_what_a_token_takes_and_later_ones_a_fifth_each():
     assert cost.seconds(3, 5) == pytest.approx(3 * cost.per_token)
 
 
+def test_a_warm_drafter_that_was_interrupted_once_counts_as_twice_as_slow_at_most():
+    cost = DraftCost()
+    for _ in range(17):
+        cost.observe(1, 0, 0.1)
+    cost.observe(1, 0, 50.0)
+    assert cost.per_ask == pytest.approx(0.1 + (0.2 - 0.1) / 5)
+
+
 def test_a_draft_of_fixed_cost_takes_the_same_whatever_its_length():
     cost = DraftCost(is_fixed=True)
     cost.observe(6, 0, 0.5)

@@ -237,8 +237,8 @@ def test_a_drafter_that_turned_out_to_be_costly_is_wrong_where_it_has_nothing(tu
             super().observe_draft(drafter, k, seconds)
             drafter.profile.is_costly = turns_costly
 
-        def is_asked(self, drafter):
-            return True
+        def asked(self, drafters):
+            return drafters
 
     planner = constant(1, kind=Turning)
     before = planner.profiles[0].chances.typical

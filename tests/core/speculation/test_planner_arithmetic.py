@@ -70,6 +70,22 @@ def test_a_lookup_that_takes_more_time_than_it_gives_is_asked_less(seconds, over
     assert found == list(range(asked_after, 14))
 
 
+def test_a_lookup_that_was_slow_for_a_while_is_costly_so_long_and_a_model_always():
+    planner = linear(False, True)
+    lookup, model = request_of(planner).every
+    for seconds, n, is_costly in (
+        (0.1, 20, False),
+        (9.0, 1, False),
+        (0.1, 9, False),
+        (0.3, 20, True),
+        (0.15, 40, True),
+        (0.09, 9, False),
+    ):
+        for drafter in (lookup, model) * n:
+            planner.observe_draft(drafter, 1, seconds)
+        assert (lookup.profile.is_costly, model.profile.is_costly) == (is_costly, True)
+
+
 def test_where_one_lookup_is_asked_the_others_are_for_their_own_time_alone():
     planner = linear(False, False)
     first, second = request_of(planner).every
