@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from augury import lowering as op
+from augury.backends.numba import lowering
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.operations import EMITTERS
@@ -23,7 +24,7 @@ from augury.lowering.rewrites import ACTIVATE_PRODUCTS, ADD_SUMS, check_norms, n
 from augury.types import ModelOptions
 
 
-class BlockEmitter(op.BlockEmitter):
+class BlockEmitter(lowering.BlockEmitter):
     """Writes the records of a block's operations. Before, it tells their needs, which takes no memory."""
 
     caches: list[Cache]
@@ -70,7 +71,7 @@ class BlockEmitter(op.BlockEmitter):
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """Bytes of its work space, by name. Blocks share memory of one name; the largest counts."""
-        return op.largest(self._layout.buffers, *(emitter.buffers(n_threads) for emitter in self._emitters))
+        return lowering.largest(self._layout.buffers, *(emitter.buffers(n_threads) for emitter in self._emitters))
 
     def scratch_bytes(self) -> int:
         """Bytes that each thread needs for itself while it runs a kernel of the block."""

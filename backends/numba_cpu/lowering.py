@@ -6,28 +6,29 @@ longer passes, where the threads divide that work, too (see `kernels/step.py`). 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from augury.backends.numba.lowering import Parts, PassEmitters
+from augury.backends.numba import lowering
+from augury.backends.numba.lowering import PartEmitters, Parts, PlanEmitters, largest
 from augury.backends.numba_cpu import passes, tape
 from augury.backends.numba_cpu.block import BlockEmitter
-from augury.backends.numba_cpu.kernels import team
+from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.ends import logits_row
 from augury.backends.numba_cpu.operations.layout import HIDDEN
-from augury.backends.numba_cpu.residual import Streams
 from augury.backends.numba_cpu.slot_memory import to_move
-from augury.backends.numba_cpu.tape import Program, Tape, ThreadRows, Workspace, row_bytes
+from augury.backends.numba_cpu.tape import Program, Tape, ThreadRows, Workspace, row_bytes, row_stride
 from augury.backends.numba_cpu.weights import Weights
-from augury.blocks import Layer, ModelPlan
-from augury.lowering import PartEmitters, largest
+from augury.blocks import AllStreams, Connection, Layer, ModelPlan
+from augury.lowering import ConnectionEmitter
 from augury.types import ModelOptions
 
 
-class Lowering(PassEmitters[BlockEmitter]):
+class Lowering(PlanEmitters[BlockEmitter]):
     """The needs of a plan, known at once, and its tapes, once it has memory.
 
     Attributes:
@@ -164,3 +165,56 @@ class Lowering(PassEmitters[BlockEmitter]):
                 apart += writing.take_pending()
             writing.put_back(left)
         writing.put_back(apart)
+
+
+class AllStreamsEmitter(ConnectionEmitter):
+    """Lets a block see all streams, one after the other, and adds as many values to them."""
+
+    kernels = (step.add_rows,)
+
+    def read(self, tape: Tape) -> None:
+        tape.seen = tape.streams
+
+    def write(self, tape: Tape) -> None:
+        for y in tape.take_added():
+            tape.add_rows(tape.streams, ThreadRows(y.address, row_stride(tape.streams.width)))
+
+
+class Streams(lowering.Streams):
+    """See `lowering.Streams`."""
+
+    def __init__(self, plan: ModelPlan) -> None:
+        super().__init__(plan, "numba-cpu", {AllStreams: AllStreamsEmitter})
+        self._width = plan.n_hidden
+
+    def buffers(self) -> Mapping[str, int]:
+        """Bytes of the memory of several streams, by name."""
+        return {"streams": row_bytes(self._width)} if self._n > 1 else {}
+
+    def place(self, tape: Tape) -> None:
+        """Tell a tape where they lie."""
+        if self._n > 1:
+            tape.streams = tape.space.named("streams", self._width)
+
+    def begin(self, tape: Tape, *, takes_hidden: bool) -> None:
+        """Write their initial values: hidden states, or each as x."""
+        self.place(tape)
+        if takes_hidden:
+            tape.take_hidden(tape.streams)
+        elif self._n > 1:
+            tape.norm_x(None)
+            tape.copy(tape.space.x, tape.streams)
+
+    def all(self, tape: Tape) -> ThreadRows:
+        """The rows that go on to the next layer: x with all that was left to be added to it, or the streams side by side."""
+        return tape.norm(None) if self._n == 1 else tape.streams
+
+    def read(self, tape: Tape, connection: Connection | None) -> None:
+        tape.seen = tape.space.x
+        super().read(tape, connection)
+
+    def write(self, tape: Tape, connection: Connection | None) -> None:
+        """Write the streams with the rows that the block left."""
+        tape.seen = tape.space.x
+        if connection is not None:
+            self._connections[connection].write(tape)

@@ -20,7 +20,7 @@ from augury.backends.numba_cpu.lowering import Lowering
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.narrow_output import NarrowOutput
 from augury.backends.numba_cpu.passes import BestTokens, KernelPass
-from augury.backends.numba_cpu.sequences import SequenceUpdates
+from augury.backends.numba_cpu.slot_memory import SequenceUpdates
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
 from augury.backends.numba_cpu.team import Team
 from augury.backends.numba_cpu.weights import Weights

@@ -9,6 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from augury import lowering as op
+from augury.backends.numba import lowering
 from augury.backends.numba_cuda.device import Device, Launch, Pointer, Region
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.operations import EMITTERS
@@ -38,7 +39,7 @@ class FirstProducts:
     width: int
 
 
-class BlockEmitter(op.BlockEmitter):
+class BlockEmitter(lowering.BlockEmitter):
     """Writes the launches of a block's operations.
 
     Attributes:
@@ -85,7 +86,7 @@ class BlockEmitter(op.BlockEmitter):
 
     def buffers(self) -> Mapping[str, int]:
         """Bytes of its work space, by name. Blocks share memory of one name; the largest counts."""
-        return op.largest(self._layout.buffers, *(emitter.buffers() for emitter in (*self._early, *self._emitters)))
+        return lowering.largest(self._layout.buffers, *(emitter.buffers() for emitter in (*self._early, *self._emitters)))
 
     def place(self, device: Device) -> None:
         """Allocate its state from pass to pass."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from augury.backends.numba.lowering import Parts, PassEmitters
+from augury.backends.numba import lowering
+from augury.backends.numba.lowering import PartEmitters, Parts, PlanEmitters, largest
 from augury.backends.numba.vocabulary import LastVocabularies
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.block import BlockEmitter, FirstProducts, columns_of, multiply_first
@@ -17,14 +18,14 @@ from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
 from augury.backends.numba_cuda.operations.rows import SCALES
 from augury.backends.numba_cuda.products import SPLIT_BUFFERS
-from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import DeviceRows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
 from augury.backends.numba_cuda.weights import Weights
-from augury.blocks import Linear, ModelPlan, Norm, Output
-from augury.lowering import PartEmitters, largest
+from augury.blocks import AllStreams, Connection, Linear, ModelPlan, Norm, Output
+from augury.lowering import ConnectionEmitter
 from augury.types import ModelOptions
 
+_ALL, _ADDED = "streams", "added to streams"
 PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS)
 
 
@@ -33,7 +34,7 @@ def size_of(n_tokens: int, last_position: int, *, is_run: bool = False) -> Size:
     return Size(next(n for n in PASS_SIZES if n >= n_tokens), splits_of(last_position + 1), is_run)
 
 
-class Lowering(PassEmitters[BlockEmitter]):
+class Lowering(PlanEmitters[BlockEmitter]):
     """The needs of a plan, known at once, and its programs, once it has a place on a device.
 
     Attributes:
@@ -240,3 +241,42 @@ class Lowering(PassEmitters[BlockEmitter]):
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """The launches that copy cells: n moves (n, 3) of slot, from, to."""
         return [launch for emitter in self._moving for launch in emitter.moving(moves, n)]
+
+
+class AllStreamsEmitter(ConnectionEmitter):
+    """Lets a block see all streams, one after the other, and add as many values to them."""
+
+    def read(self, tape: Tape) -> None:
+        tape.x = tape.seen = tape.streams
+
+    def write(self, tape: Tape) -> None:
+        tape.x = DeviceRows(tape.buffers[_ADDED], self.size)
+
+
+class Streams(lowering.Streams):
+    """See `lowering.Streams`; x is the row that a block adds to them."""
+
+    def __init__(self, plan: ModelPlan) -> None:
+        super().__init__(plan, "numba-cuda", {AllStreams: AllStreamsEmitter})
+        self._n_embd = plan.embedding.n_embd
+
+    def buffers(self) -> Mapping[str, int]:
+        """Bytes of the memory of several streams, by name."""
+        row = 4 * MAX_TOKENS * self._n_embd
+        return {_ADDED: row, _ALL: row * self._n} if self._n > 1 else {}
+
+    def begin(self, tape: Tape, *, takes_hidden: bool) -> None:
+        """Write that all streams begin as x, unless they are given."""
+        if self._n == 1:
+            return
+        x, size, streams = tape.x, self._n_embd, tape.streams
+        tape.add_pending()
+        for i in range(0 if takes_hidden else self._n):
+            tape.blend(DeviceRows(streams.at.at(4 * i * size), streams.width), x, 0.0, 1.0, width=size)
+        tape.x = tape.seen = DeviceRows(tape.buffers[_ADDED], size)
+
+    def write(self, tape: Tape, connection: Connection | None) -> None:
+        """Write the streams with the rows that a block added."""
+        if connection is not None:
+            tape.add_pending()
+            self._connections[connection].write(tape)

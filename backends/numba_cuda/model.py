@@ -18,7 +18,7 @@ from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, size_of
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.rows import SCALES
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
-from augury.backends.numba_cuda.sequences import SequenceUpdates
+from augury.backends.numba_cuda.slot_memory import SequenceUpdates
 from augury.backends.numba_cuda.tape import Size
 from augury.batch import Batch, Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError

@@ -11,15 +11,10 @@ from augury.lowering.attention import (
 )
 from augury.lowering.builder import Builder as Builder
 from augury.lowering.emitters import (
-    BlockEmitter as BlockEmitter,
     ConnectionEmitter as ConnectionEmitter,
     Emitters as Emitters,
     OperationEmitter as OperationEmitter,
-    PartEmitters as PartEmitters,
-    PlanEmitters as PlanEmitters,
     Scope as Scope,
-    connection_emitters as connection_emitters,
-    largest as largest,
 )
 from augury.lowering.operation import (
     CachedRows as CachedRows,
