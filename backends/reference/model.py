@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.lowered import ChosenPositions, LoweredBlock, Run
 from augury.backends.reference.operations import lowered_block
-from augury.backends.reference.residual import read, write
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree, check_batch
-from augury.blocks import Block, Embedding, ModelPlan
+from augury.blocks import Block, Connection, Embedding, Linear, ModelPlan, Norm, Vector
 from augury.errors import AuguryError
 from augury.interfaces import Model
 from augury.passes import ArrayPass, NamedPass, Pass
@@ -23,8 +24,8 @@ from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 class ReferenceModel(Model):
     """Weights and KV cache, and passes through them.
 
-    The residual streams (n, S, E) float64 hold a row or more per token of the pass, to which every layer adds, see `residual`;
-    x (n, E) is the last of them.
+    The residual streams (n, S, E) float64 hold a row or more per token of the pass, to which every layer adds; x (n, E) is the
+    last of them. See `Connection`.
     """
 
     def __init__(self, info: ModelInfo, spec: StateSpec, plan: ModelPlan, weights: Weights, options: ModelOptions) -> None:
@@ -154,3 +155,27 @@ class ReferenceModel(Model):
         if self._weights is None:
             raise AuguryError(f"model {self.info.name!r} is closed")
         return self._weights
+
+
+def read(connection: Connection | None, weights: Weights, streams: np.ndarray) -> np.ndarray:
+    """The input of a block, (n, E)."""
+    return streams[:, -1] if connection is None else connection.read(partial(_given, weights), streams)
+
+
+def write(connection: Connection | None, weights: Weights, streams: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The streams once a block has given y (n, E)."""
+    if connection is None:
+        return np.concatenate([streams[:, :-1], streams[:, -1:] + y[:, None]], axis=1)
+    return connection.write(partial(_given, weights), streams, y)
+
+
+def _given(weights: Weights, part: Any) -> Any:
+    """See `Connection.read`."""
+    match part:
+        case Vector():
+            return weights.vector(part.weight).reshape(-1)
+        case Linear():
+            return partial(weights.product, part)
+        case Norm():
+            return partial(each_normed, block=part, weights=weights)
+    return part

@@ -24,9 +24,8 @@ from augury.backends.numba_cpu.kernels.amx import ROW_BYTES, TILE_BYTES, TILE_RO
 from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import load_part
-from augury.backends.numba_cpu.kernels.scales import Scales
 from augury.backends.numba_cpu.kernels.simd import at
-from augury.backends.numba_cpu.kernels.unpack import GROUPS, LOGICAL, Planes, shared_bit
+from augury.backends.numba_cpu.kernels.unpack import GROUPS, LOGICAL, Planes, Scales, shared_bit
 
 _HALVES = ir.VectorType(simd.F16, 16)
 _FRACTIONS = {4, 5}  # bits of numbers that are fastest put below the one of a float16
