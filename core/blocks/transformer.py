@@ -7,22 +7,9 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.blocks.block import Block
+from augury.lowering import operations as op
 from augury.lowering.attention import Attend
 from augury.lowering.operation import Value
-from augury.lowering.operations import (
-    Activate,
-    Add,
-    AddStream,
-    AddWeighed,
-    ComputeLogits,
-    Gate,
-    InitStreams,
-    Join,
-    LookUp,
-    Multiply,
-    ReadInput,
-    SetLayerInputs,
-)
 from augury.lowering.parts import GateKind, HasParts, Linear, Preparation
 
 if TYPE_CHECKING:
@@ -69,15 +56,15 @@ class Embedding(Block):
         """See `Block.lower`: its output is the first x."""
         if self.weight is None:
             return
-        x = build.add(LookUp, Linear(self.weight, self.n_embd, self.n_vocab), self.scale)
+        x = build.add(op.LookUp, Linear(self.weight, self.n_embd, self.n_vocab), self.scale)
         if self.positions is not None:
-            x = build.add(AddWeighed, x, build.add(LookUp, self.positions, is_by_position=True))
+            x = build.add(op.AddWeighed, x, build.add(op.LookUp, self.positions, is_by_position=True))
         x = build.normalize(x, self.norm)
         if (given := self.layer_inputs) is not None:
-            (made,) = build.add(Multiply, x, (given.projection,), "inputs of layers")
-            rows = build.add(LookUp, given.table)
-            build.add(SetLayerInputs, build.normalize(made, given.norm), rows, given.table_scale, given.scale)
-        build.add(InitStreams, (x,))
+            (made,) = build.add(op.Multiply, x, (given.projection,), "inputs of layers")
+            rows = build.add(op.LookUp, given.table)
+            build.add(op.SetLayerInputs, build.normalize(made, given.norm), rows, given.table_scale, given.scale)
+        build.add(op.InitStreams, (x,))
 
 
 @frozen
@@ -138,16 +125,16 @@ class Attention(Block):
         return states if indexer is None else (*states, *indexer.cached())
 
     def lower(self, build: Builder) -> None:
-        build.add(Add, self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
+        build.add(op.Add, self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
 
     def output(self, build: Builder, n: Value) -> Value:
         """Its output, before the last norm, for n in place of norm(x)."""
         indexer, gate = self.indexer, self.gate
         if self.embedded_norm is not None:
-            n = build.add(Join, (build.normalize(build.embedded, self.embedded_norm), n))
+            n = build.add(op.Join, (build.normalize(build.embedded, self.embedded_norm), n))
         linears = (self.q,) if self.source is not None else (self.q, self.k, self.v)
         others = (*(() if indexer is None else indexer.linears), *(() if gate is None else (gate,)))
-        made = build.add(Multiply, n, (*others, *linears), "queries, keys, values")
+        made = build.add(op.Multiply, n, (*others, *linears), "queries, keys, values")
         n_compared = len(others) - (gate is not None)
         choice = None if indexer is None else indexer.choose(build, made[:n_compared], 2)
         queries, *kept = made[len(others) :]
@@ -170,8 +157,8 @@ class Attention(Block):
             is_causal=self.is_causal,
         )
         if gate is not None:
-            y = build.add(Gate, y, made[n_compared], self.gate_kind)
-        (y,) = build.add(Multiply, build.normalize(y, self.out_norm), (self.o,), "attention's output")
+            y = build.add(op.Gate, y, made[n_compared], self.gate_kind)
+        (y,) = build.add(op.Multiply, build.normalize(y, self.out_norm), (self.o,), "attention's output")
         return y
 
     def keep(
@@ -226,11 +213,11 @@ class FeedForward(Block):
     constants: tuple[float, ...] = ()  # of the activation
 
     def lower(self, build: Builder) -> None:
-        build.add(Add, self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
+        build.add(op.Add, self.output(build, build.normalize(build.x, self.norm)), self.post_norm)
 
     def output(self, build: Builder, n: Value) -> Value:
         """Its output, before the last norm, for n in place of norm(x)."""
-        (made,) = build.add(Multiply, self._hidden(build, n), (self.down,), "down")
+        (made,) = build.add(op.Multiply, self._hidden(build, n), (self.down,), "down")
         return made
 
     def feed(self, build: Builder, x: Value) -> Value:
@@ -239,9 +226,9 @@ class FeedForward(Block):
 
     def _hidden(self, build: Builder, x: Value) -> Value:
         linears = (self.up,) if self.gate is None else (self.gate, self.up)
-        gate, *up = build.add(Multiply, x, linears, ", ".join(("gate", "up")[-len(linears) :]))
+        gate, *up = build.add(op.Multiply, x, linears, ", ".join(("gate", "up")[-len(linears) :]))
         hidden = build.add(
-            Activate,
+            op.Activate,
             gate,
             self.activation,
             up[0] if up else None,
@@ -265,9 +252,9 @@ class LayerInput(Block):
     n_layers: int  # n
 
     def lower(self, build: Builder) -> None:
-        (gate,) = build.add(Multiply, build.normalize(build.x, None), (self.gate,), "gate of inputs")
-        e = build.add(ReadInput, self.index, self.n_layers, Value(gate.width))
-        build.add_product(build.add(Activate, gate, self.activation, e), self.o, "inputs of a layer", self.post_norm)
+        (gate,) = build.add(op.Multiply, build.normalize(build.x, None), (self.gate,), "gate of inputs")
+        e = build.add(op.ReadInput, self.index, self.n_layers, Value(gate.width))
+        build.add_product(build.add(op.Activate, gate, self.activation, e), self.o, "inputs of a layer", self.post_norm)
 
 
 @frozen
@@ -286,7 +273,7 @@ class SecondStream(Block):
         return True
 
     def lower(self, build: Builder) -> None:
-        build.add(AddStream, self.factor, self.swaps, self.first)
+        build.add(op.AddStream, self.factor, self.swaps, self.first)
 
 
 @frozen
@@ -308,4 +295,4 @@ class Output(Block):
         if norm is not None and norm.weight_shape is not None:  # by groups of values
             x, norm = build.normalize(build.normalize(x, None), norm), None
         if self.weight is not None:
-            build.add(ComputeLogits, x, norm, self.weight, self.softcap)
+            build.add(op.ComputeLogits, x, norm, self.weight, self.softcap)

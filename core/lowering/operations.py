@@ -14,21 +14,10 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
+from augury.lowering import parts
 from augury.lowering.operation import Operation, Value, makes
-from augury.lowering.parts import (
-    Activation,
-    Convolution,
-    Experts,
-    GateKind,
-    Linear,
-    LinearRecurrence,
-    Norm,
-    Router,
-    SequenceState,
-    Vector,
-)
 
-_N_CONSTANTS: dict[Activation | GateKind, int] = {Activation.SITU: 2, Activation.XIELU: 4}
+_N_CONSTANTS: dict[parts.Activation | parts.GateKind, int] = {parts.Activation.SITU: 2, parts.Activation.XIELU: 4}
 
 
 @frozen(eq=False)
@@ -36,7 +25,7 @@ class Normalize(Operation):
     """out = norm(x), by groups of `norm.size` values; x itself without a norm."""
 
     x: Value
-    norm: Norm | None
+    norm: parts.Norm | None
     out: Value = makes(lambda each: Value(each.x.width))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
@@ -49,7 +38,7 @@ class Multiply(Operation):
     """out[i] = linears[i](x), products of the same rows."""
 
     x: Value
-    linears: tuple[Linear, ...]
+    linears: tuple[parts.Linear, ...]
     purpose: str  # the products' name in a profile
     out: tuple[Value, ...] = makes(lambda each: tuple(Value(linear.n_out) for linear in each.linears))
 
@@ -64,7 +53,7 @@ class Add(Operation):
     """x += norm(y), once all that the block reads of x is read."""
 
     y: Value
-    norm: Norm | None = None
+    norm: parts.Norm | None = None
 
 
 @frozen(eq=False)
@@ -73,7 +62,7 @@ class AddStream(Operation):
 
     factor: float
     swaps: bool
-    first: Vector | None
+    first: parts.Vector | None
 
 
 @frozen(eq=False)
@@ -81,9 +70,9 @@ class Activate(Operation):
     """out = activation(x) / divisors * up; without an up, activation(x) / divisors."""
 
     x: Value
-    activation: Activation | GateKind
+    activation: parts.Activation | parts.GateKind
     up: Value | None = None
-    divisors: Vector | None = None
+    divisors: parts.Vector | None = None
     limit: float | None = None  # x is at most that, up between it and its negative
     limits_activated: bool = False  # not x is at most that, but its activation
     constants: tuple[float, ...] = ()  # of the activation
@@ -105,7 +94,7 @@ class Route(Operation):
     """out = the experts that a router chooses by logits, or by tokens' ids."""
 
     logits: Value
-    router: Router
+    router: parts.Router
     out: Routes = makes(lambda each: Routes(each.router.n_used))
 
 
@@ -115,7 +104,7 @@ class FeedExperts(Operation):
 
     x: Value
     routes: Routes
-    experts: Experts
+    experts: parts.Experts
     out: Value = makes(lambda each: Value(each.experts.down.n_out))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
@@ -132,7 +121,7 @@ class AddWeighed(Operation):
 
     y: Value
     other: Value
-    gate: Vector | None = None
+    gate: parts.Vector | None = None
     x: Value | None = None
     out: Value = makes(lambda each: Value(each.y.width))
 
@@ -198,10 +187,10 @@ class Gate(Operation):
 
     y: Value
     gates: Value
-    activation: Activation | GateKind
-    norm: Norm | None = None
+    activation: parts.Activation | parts.GateKind
+    norm: parts.Norm | None = None
     values: Value | None = None
-    skip: Vector | None = None
+    skip: parts.Vector | None = None
     is_gated_first: bool = False
     out: Value = makes(lambda each: Value(each.y.width))
 
@@ -226,7 +215,7 @@ class Convolve(Operation):
     """
 
     x: tuple[Value, ...]
-    convs: tuple[Convolution, ...]
+    convs: tuple[parts.Convolution, ...]
     states: tuple[int, ...]  # places in `Block.states`
     has_silu: bool = False
     before: Value | None = None
@@ -241,7 +230,7 @@ class Convolve(Operation):
                 yield what, gates.width, self.out.width
                 yield f"x, beside {what},", len(self.x), 1
 
-    def sequence_states(self) -> dict[int, SequenceState]:
+    def sequence_states(self) -> dict[int, parts.SequenceState]:
         return {place: conv.state for place, conv in zip(self.states, self.convs, strict=True)}
 
 
@@ -251,7 +240,7 @@ class ConvolveBlock(Operation):
 
     x: Value  # E
     weights: Value  # 2 * n_taps * E / group
-    base: Vector  # (2, n_taps, E)
+    base: parts.Vector  # (2, n_taps, E)
     n_taps: int
     side: int
     out: Value = makes(lambda each: Value(each.x.width))
@@ -293,8 +282,8 @@ class Decay(Operation):
 
     t: Value
     b: Value | None = None
-    dt: Vector | None = None
-    a: Vector | None = None
+    dt: parts.Vector | None = None
+    a: parts.Vector | None = None
     out: tuple[Value, ...] = makes(
         lambda each: tuple(Value(each.t.width) for _ in range(1 if each.a is None else 2))
     )  # decays, betas
@@ -316,7 +305,7 @@ class DecayByKey(Operation):
     t: Value  # H K
     b: Value  # H
     keys: Value  # H K
-    a: Vector  # (H,)
+    a: parts.Vector  # (H,)
     key_dim: int  # K
     floor: float | None
     out: tuple[Value, ...] = makes(lambda each: (Value(each.t.width), Value(each.b.width)))  # decays, betas
@@ -331,14 +320,14 @@ class DecayByKey(Operation):
 class Recur(Operation):
     """out = the heads' matrices times queries, after they took in keys and values; see `LinearRecurrence`."""
 
-    heads: LinearRecurrence
+    heads: parts.LinearRecurrence
     state: int  # a place in `Block.states`
     queries: Value  # G K
     keys: Value  # G K
     values: Value  # H V
     decays: Value | None  # None: they are exp(a * betas)
     betas: Value
-    a: Vector | None = None  # (H V, K)
+    a: parts.Vector | None = None  # (H V, K)
     out: Value = makes(lambda each: Value(each.heads.n_heads * each.heads.value_dim))
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:
@@ -350,7 +339,7 @@ class Recur(Operation):
         if self.decays is not None:
             yield "decays", self.decays.width, heads.n_heads * (heads.key_dim if heads.is_by_key else 1)
 
-    def sequence_states(self) -> dict[int, SequenceState]:
+    def sequence_states(self) -> dict[int, parts.SequenceState]:
         return {self.state: self.heads.state}
 
 
@@ -361,7 +350,7 @@ class Recur(Operation):
 class LookUp(Operation):
     """out = scale * W[i], rows of a matrix by the ids of tokens, or by their positions."""
 
-    table: Linear  # P → as many rows as there are ids
+    table: parts.Linear  # P → as many rows as there are ids
     scale: float = 1.0
     is_by_position: bool = False
     out: Value = makes(lambda each: Value(each.table.n_in))
@@ -388,8 +377,8 @@ class ComputeLogits(Operation):
     """The logits become linear(norm(x)), of the tokens that are asked for; with a softcap, softcap * tanh(logits / softcap)."""
 
     x: Value
-    norm: Norm | None
-    linear: Linear
+    norm: parts.Norm | None
+    linear: parts.Linear
     softcap: float | None = None
 
     def sizes(self) -> Iterator[tuple[str, int, int]]:

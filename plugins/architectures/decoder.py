@@ -14,26 +14,13 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
-from augury.blocks import (
-    Activation,
-    Attention,
-    Embedding,
-    FeedForward,
-    Layer,
-    ModelPlan,
-    MtpInput,
-    MtpLayer,
-    Norm,
-    NormKind,
-    Output,
-    Rope,
-)
+from augury import blocks
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures import rope
 from augury.plugins.architectures.tensors import Tensors
 
-_EPS_KEYS = {NormKind.RMS: "attention.layer_norm_rms_epsilon", NormKind.LAYER: "attention.layer_norm_epsilon"}
+_EPS_KEYS = {blocks.NormKind.RMS: "attention.layer_norm_rms_epsilon", blocks.NormKind.LAYER: "attention.layer_norm_epsilon"}
 
 _ATTENTION_NAMES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
 _FEED_FORWARD_NAMES = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
@@ -54,7 +41,7 @@ class Decoder(Tensors):
         self,
         file: ModelFile,
         *,
-        norm: NormKind = NormKind.RMS,
+        norm: blocks.NormKind = blocks.NormKind.RMS,
         least: int = 1,
         least_eps: float = 0.0,
         may_have_experts: bool = False,
@@ -101,7 +88,7 @@ class Decoder(Tensors):
         self.embedding = embedding
         self.n_vocab = self._n_vocab()
 
-    def rope(self, **arguments: Any) -> Rope:
+    def rope(self, **arguments: Any) -> blocks.Rope:
         """Rotary positions, with the scaling that the file states; see `rope.of_file`."""
         return rope.of_file(self, **arguments)
 
@@ -149,14 +136,14 @@ class Decoder(Tensors):
 
     def plan(
         self,
-        layers: Iterable[Layer],
+        layers: Iterable[blocks.Layer],
         *,
-        output: Output | None = None,
-        mtp: Callable[[int], Layer] | None = None,
+        output: blocks.Output | None = None,
+        mtp: Callable[[int], blocks.Layer] | None = None,
         mtp_hidden: Literal["output", "layer"] = "output",
-        mtp_output: Callable[[str, Output], Output] = lambda _, output: output,
+        mtp_output: Callable[[str, blocks.Output], blocks.Output] = lambda _, output: output,
         **embedding: Any,
-    ) -> ModelPlan:
+    ) -> blocks.ModelPlan:
         """The model of these layers, from the embedding to the output.
 
         Args:
@@ -167,8 +154,8 @@ class Decoder(Tensors):
             mtp_output: Makes the output of such a layer, by its tensors' prefix, of the model's with its own norm and weights.
             **embedding: Further fields of `Embedding`, such as `scale`.
         """
-        first = Embedding(f"{self.embedding}.weight", self.n_vocab, self.n_embd, **embedding)
-        plan = ModelPlan(self.file.architecture, first, tuple(layers), output or self.output(), self.n_ctx_train)
+        first = blocks.Embedding(f"{self.embedding}.weight", self.n_vocab, self.n_embd, **embedding)
+        plan = blocks.ModelPlan(self.file.architecture, first, tuple(layers), output or self.output(), self.n_ctx_train)
         if mtp is None or not self.has_mtp:
             return plan
         numbers = range(self.n_layers, self.n_stored)
@@ -177,11 +164,11 @@ class Decoder(Tensors):
     def _mtp(
         self,
         number: int,
-        layer: Layer,
+        layer: blocks.Layer,
         hidden: Literal["output", "layer"],
-        output_of: Callable[[str, Output], Output],
-        plan: ModelPlan,
-    ) -> MtpLayer:
+        output_of: Callable[[str, blocks.Output], blocks.Output],
+        plan: blocks.ModelPlan,
+    ) -> blocks.MtpLayer:
         """A layer that predicts further tokens; the model's embedding and output serve where it has none of its own."""
         at, tensors, n_embd, n_vocab = f"blk.{number}.nextn", self.file.tensors, self.n_embd, self.n_vocab
         rows = f"{at}.embed_tokens.weight" if f"{at}.embed_tokens.weight" in tensors else f"{self.embedding}.weight"
@@ -194,22 +181,22 @@ class Decoder(Tensors):
             own = self.linear(f"{at}.shared_head_head", n_embd, n_vocab, has_bias=False, factor=output.weight.scale)
             output = attrs.evolve(output, weight=own)
         is_by_stream = self.file.tensor(f"{at}.hnorm.weight").shape == by_stream
-        begin = MtpInput(
+        begin = blocks.MtpInput(
             token_norm=self.norm(f"{at}.enorm"),
             hidden_norm=self.norm(f"{at}.hnorm", shape=by_stream if is_by_stream else None),
             projection=self.linear(f"{at}.eh_proj", 2 * n_embd, n_embd, has_bias=False),
             n_hidden=n_embd if hidden == "output" else plan.n_hidden,
         )
-        return MtpLayer(Embedding(rows, n_vocab, n_embd), begin, (layer,), output_of(at, output), hidden)
+        return blocks.MtpLayer(blocks.Embedding(rows, n_vocab, n_embd), begin, (layer,), output_of(at, output), hidden)
 
     def attention(
         self,
         layer: int,
-        rope: Rope | None,
+        rope: blocks.Rope | None,
         *,
         scale: float | None = None,
         names: tuple[str, str, str] = ("attn_q", "attn_k", "attn_v"),
-        norm: str | Norm | None = "attn_norm",
+        norm: str | blocks.Norm | None = "attn_norm",
         has_head_norms: bool = False,
         has_joint_norms: bool = False,
         has_post_norm: bool = False,
@@ -217,7 +204,7 @@ class Decoder(Tensors):
         has_scales: bool = True,
         factor: float = 1.0,
         **others: Any,
-    ) -> Attention:
+    ) -> blocks.Attention:
         """The attention of a layer; q, k, v and o have biases where the file has them.
 
         Args:
@@ -242,7 +229,7 @@ class Decoder(Tensors):
         if has_head_norms or has_joint_norms:
             n_q, n_k = (n_heads, n_kv_heads) if has_joint_norms else (1, 1)
             q_norm, k_norm = (self.norm(f"{at}.attn_{part}_norm", n * self.head_dim) for part, n in (("q", n_q), ("k", n_k)))
-        attention = Attention(
+        attention = blocks.Attention(
             norm=self.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
             q=q,
             k=k,
@@ -261,10 +248,10 @@ class Decoder(Tensors):
     def feed_forward(
         self,
         layer: int,
-        activation: Activation = Activation.SILU,
+        activation: blocks.Activation = blocks.Activation.SILU,
         *,
         gate: Literal["own", "fused"] | None = "own",
-        norm: str | Norm | None = "ffn_norm",
+        norm: str | blocks.Norm | None = "ffn_norm",
         has_post_norm: bool = False,
         has_scales: bool = False,
         has_biases: bool = True,
@@ -272,7 +259,7 @@ class Decoder(Tensors):
         n_ff: int | None = None,
         suffix: str = "",
         **others: Any,
-    ) -> FeedForward:
+    ) -> blocks.FeedForward:
         """The feed-forward of a layer.
 
         Args:
@@ -297,7 +284,7 @@ class Decoder(Tensors):
             up = self.linear(f"{at}.ffn_up{suffix}", self.n_embd, n_ff, **marks)
             if gate is not None:
                 gate_linear = self.linear(f"{at}.ffn_gate{suffix}", self.n_embd, n_ff, **marks)
-        feed_forward = FeedForward(
+        feed_forward = blocks.FeedForward(
             norm=self.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
             gate=gate_linear,
             up=up,
@@ -307,7 +294,7 @@ class Decoder(Tensors):
         )
         return attrs.evolve(feed_forward, **others)
 
-    def again(self, stored: Layer, layer: int, *, has_scales: bool = False) -> Layer:
+    def again(self, stored: blocks.Layer, layer: int, *, has_scales: bool = False) -> blocks.Layer:
         """A stored layer that comes again as another, whose scale tensors it has.
 
         Args:
@@ -327,12 +314,12 @@ class Decoder(Tensors):
     def output(
         self,
         *,
-        norm: str | Norm | None = "output_norm",
+        norm: str | blocks.Norm | None = "output_norm",
         is_tied: bool = False,
         has_bias: bool = True,
         scale: float = 1.0,
         softcap: float | None = None,
-    ) -> Output:
+    ) -> blocks.Output:
         """The last block; the embedding's weights serve where the file has none of its own.
 
         Args:
@@ -344,7 +331,7 @@ class Decoder(Tensors):
         """
         name = "output" if "output.weight" in self.file.tensors and not is_tied else self.embedding
         weight = self.linear(name, self.n_embd, self.n_vocab, has_bias=has_bias, factor=scale)
-        return Output(self.norm(norm) if isinstance(norm, str) else norm, weight, softcap)
+        return blocks.Output(self.norm(norm) if isinstance(norm, str) else norm, weight, softcap)
 
     def heads(self, layer: int) -> dict[str, Any]:
         """The fields of an `Attention` that say how many heads a layer has, and how large they are."""

@@ -21,19 +21,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from augury.blocks import (
-    Activation,
-    Attention,
-    Convolved,
-    DraftBlock,
-    Embedding,
-    FeedForward,
-    Integers,
-    Layer,
-    ModelPlan,
-    Norm,
-    Output,
-)
+from augury import blocks
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
@@ -51,7 +39,7 @@ class DFlash(Architecture):
     name = "dflash"
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+    def plans(cls, file: ModelFile) -> Mapping[str, blocks.ModelPlan]:
         decoder = Decoder(file, embedding=embedding_of(file), is_causal=False)
         keys, n_embd, n_vocab = decoder.keys, decoder.n_embd, decoder.n_vocab
         if (n_streams := keys.count("hyper_connection.count", 0, least=0)) > 0:
@@ -60,17 +48,19 @@ class DFlash(Architecture):
         scale, softcap = keys.number("logit_scale", 0.0) or 1.0, keys.number("final_logit_softcapping", 0.0) or None
         output = output_of(decoder, may_be_tied=True, factor=scale, softcap=softcap)
         further = _further(decoder, output)
-        main = ModelPlan(
+        main = blocks.ModelPlan(
             cls.name,
-            Embedding(f"{decoder.embedding}.weight", n_vocab, n_embd, _scale_of_embedding(decoder)),
+            blocks.Embedding(f"{decoder.embedding}.weight", n_vocab, n_embd, _scale_of_embedding(decoder)),
             _layers(decoder),
             output,
             decoder.n_ctx_train,
             hidden_of=seen,
             block=_block(decoder, further),
         )
-        given = Embedding(None, n_vocab, len(seen) * n_embd)
-        encoder = ModelPlan(cls.name, given, (), Output(None, decoder.linear("fc", given.n_embd, n_embd)), decoder.n_ctx_train)
+        given = blocks.Embedding(None, n_vocab, len(seen) * n_embd)
+        encoder = blocks.ModelPlan(
+            cls.name, given, (), blocks.Output(None, decoder.linear("fc", given.n_embd, n_embd)), decoder.n_ctx_train
+        )
         return {"main": main, "encoder": encoder, **further}
 
 
@@ -81,10 +71,10 @@ def _scale_of_embedding(decoder: Decoder) -> float:
     return keys.number("embedding_scale", 0.0) or (math.sqrt(decoder.n_embd) if is_scaled else 1.0)
 
 
-def _block(decoder: Decoder, further: Mapping[str, ModelPlan]) -> DraftBlock:
+def _block(decoder: Decoder, further: Mapping[str, blocks.ModelPlan]) -> blocks.DraftBlock:
     keys = decoder.keys
     begins = "transitions" in further and keys.flag("sample_from_anchor", default=True)
-    return DraftBlock(
+    return blocks.DraftBlock(
         size=keys.count("block_size", _SIZE, least=1 if begins else 2),
         mask=mask_of(decoder),
         n_unread=0 if begins else 1,
@@ -103,7 +93,7 @@ def _markov(decoder: Decoder) -> str:
     return kind
 
 
-def _layers(decoder: Decoder) -> tuple[Layer, ...]:
+def _layers(decoder: Decoder) -> tuple[blocks.Layer, ...]:
     keys, tensors = decoder.keys, decoder.file.tensors
     windows = decoder.windows(0)
     act = keys.text("hidden_act", "silu")
@@ -112,9 +102,9 @@ def _layers(decoder: Decoder) -> tuple[Layer, ...]:
     layers = []
     for i, window in enumerate(windows):
         has_post_norm = f"blk.{i}.post_ffw_norm.weight" in tensors
-        feed_forward = decoder.feed_forward(i, Activation(act), has_post_norm=has_post_norm, has_scales=True)
+        feed_forward = decoder.feed_forward(i, blocks.Activation(act), has_post_norm=has_post_norm, has_scales=True)
         attention = _attention(decoder, i, window)
-        layer = Layer(
+        layer = blocks.Layer(
             _convolved(decoder, f"blk.{i}.attn_conv", attention), _convolved(decoder, f"blk.{i}.ffn_conv", feed_forward)
         )
         if f"blk.{i}.layer_output_scale.weight" in tensors:
@@ -123,7 +113,9 @@ def _layers(decoder: Decoder) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
-def _convolved(decoder: Decoder, at: str, inner: Attention | FeedForward) -> Attention | FeedForward | Convolved:
+def _convolved(
+    decoder: Decoder, at: str, inner: blocks.Attention | blocks.FeedForward
+) -> blocks.Attention | blocks.FeedForward | blocks.Convolved:
     """A block with the convolutions around it that DFlash2 has."""
     if f"{at}_base" not in decoder.file.tensors:
         return inner
@@ -132,16 +124,16 @@ def _convolved(decoder: Decoder, at: str, inner: Attention | FeedForward) -> Att
     if n_embd % group:
         keys.fail("conv_group_size", group, f"a divisor of {n_embd}")
     base = decoder.vector(f"{at}_base", 2 * n_taps * n_embd, (2, n_taps, n_embd))
-    return Convolved(inner, decoder.linear(f"{at}_proj", n_embd, 2 * n_taps * (n_embd // group)), base, n_taps)
+    return blocks.Convolved(inner, decoder.linear(f"{at}_proj", n_embd, 2 * n_taps * (n_embd // group)), base, n_taps)
 
 
-def _attention(decoder: Decoder, layer: int, window: int | None) -> Attention:
+def _attention(decoder: Decoder, layer: int, window: int | None) -> blocks.Attention:
     keys, tensors, at, head_dim = decoder.keys, decoder.file.tensors, f"blk.{layer}", decoder.head_dim
     of_values: dict[str, Any] = {}
     if f"{at}.attn_v.weight" not in tensors:
         if decoder.value_dim != head_dim:
             keys.fail("attention.value_length", decoder.value_dim, f"{head_dim}, since keys are values")
-        of_values = {"names": ("attn_q", "attn_k", "attn_k"), "v_norm": Norm(None, head_dim, decoder.eps)}
+        of_values = {"names": ("attn_q", "attn_k", "attn_k"), "v_norm": blocks.Norm(None, head_dim, decoder.eps)}
     return decoder.attention(
         layer,
         decoder.rope(has_factors=True),
@@ -164,35 +156,35 @@ def _is_causal(decoder: Decoder, layer: int) -> bool:
     return decoder.keys.flag(key, default=False)
 
 
-def _further(decoder: Decoder, output: Output) -> dict[str, ModelPlan]:
+def _further(decoder: Decoder, output: blocks.Output) -> dict[str, blocks.ModelPlan]:
     """Further inputs of a place's choice: DSpark's logits by the token before and confidence, or DFlash2's selector."""
     file, keys, n_vocab, weight = decoder.file, decoder.keys, decoder.n_vocab, output.weight
     if weight is None or not {"markov_w1.weight", "selector_hidden.weight"} & file.tensors.keys():
         return {}
 
-    def plan(embedding: Embedding, name: str, n_out: int, tokens: Integers | None = None) -> ModelPlan:
-        made = Output(None, decoder.linear(name, embedding.n_embd, n_out), tokens=tokens)
-        return ModelPlan(DFlash.name, embedding, (), made, decoder.n_ctx_train)
+    def plan(embedding: blocks.Embedding, name: str, n_out: int, tokens: blocks.Integers | None = None) -> blocks.ModelPlan:
+        made = blocks.Output(None, decoder.linear(name, embedding.n_embd, n_out), tokens=tokens)
+        return blocks.ModelPlan(DFlash.name, embedding, (), made, decoder.n_ctx_train)
 
-    def table(name: str) -> Embedding:
+    def table(name: str) -> blocks.Embedding:
         rank = file.tensor(f"{name}.weight").shape[-1]
         file.tensor(f"{name}.weight", (n_vocab, rank))
-        return Embedding(f"{name}.weight", n_vocab, rank)
+        return blocks.Embedding(f"{name}.weight", n_vocab, rank)
 
     if "markov_w1.weight" not in file.tensors:
         tables = {each: table(f"selector_{each}") for each in ("predecessor", "successor")}
         plans = {name: plan(each, f"selector_{name}", n_vocab) for name, each in tables.items()}
-        given = Embedding(None, tables["predecessor"].n_embd, decoder.n_embd)
+        given = blocks.Embedding(None, tables["predecessor"].n_embd, decoder.n_embd)
         return {**plans, "selector": plan(given, "selector_hidden", tables["successor"].n_embd)}
     before, kind = table("markov_w1"), _markov(decoder)
     given, plans = before, {}
     if kind != "vanilla":
         plans["previous"] = plan(before, "markov_w1", n_vocab)
         n_states = 1 if kind == "gated" else 2  # of the token, and of all before
-        of_gate = Embedding(None, 1, decoder.n_embd + n_states * before.n_embd)
+        of_gate = blocks.Embedding(None, 1, decoder.n_embd + n_states * before.n_embd)
         plans["gate"] = plan(of_gate, "markov_gate", (1 if kind == "gated" else 3) * before.n_embd)
-        given = Embedding(None, 1, before.n_embd)
+        given = blocks.Embedding(None, 1, before.n_embd)
     plans["transitions"] = plan(given, "markov_w2", weight.n_out, output.tokens)
     if keys.flag("has_confidence_head", default=True) and "conf_proj.weight" in file.tensors:
-        plans["confidence"] = plan(Embedding(None, 1, decoder.n_embd + before.n_embd), "conf_proj", 1)
+        plans["confidence"] = plan(blocks.Embedding(None, 1, decoder.n_embd + before.n_embd), "conf_proj", 1)
     return plans

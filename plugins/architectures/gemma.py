@@ -9,23 +9,7 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import (
-    Activation,
-    AssistantInput,
-    Attention,
-    Embedding,
-    FeedForward,
-    Gating,
-    Layer,
-    LayerInput,
-    LayerInputs,
-    Linear,
-    MixtureOfExperts,
-    ModelPlan,
-    MtpLayer,
-    Norm,
-    Rope,
-)
+from augury import blocks
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
@@ -46,7 +30,7 @@ class Gemma(Transformer):
 
     name = "gemma"
     attention_args = {"scale": lambda decoder, _: 1.0 / math.sqrt(decoder.value_dim)}
-    ffn_args = {"activation": Activation.GELU_HALF}
+    ffn_args = {"activation": blocks.Activation.GELU_HALF}
     embedding_args = {"scale": lambda decoder: math.sqrt(decoder.n_embd)}
     output_args = {"is_tied": True}
 
@@ -88,13 +72,13 @@ class Gemma4(Gemma):
     name = "gemma4"
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+    def plans(cls, file: ModelFile) -> Mapping[str, blocks.ModelPlan]:
         decoder = Decoder(file, may_have_experts=True)
         keys, (local, local_rope) = decoder.keys, cls._local(decoder)
         n_inputs = keys.count("embedding_length_per_layer_input", 0, least=0)
         n_kept = keys.count("block_count") - keys.count("attention.shared_kv_layers", 0, least=0)
         wide_rope = decoder.rope(has_factors=True)
-        layers: list[Layer] = []
+        layers: list[blocks.Layer] = []
         windows = decoder.windows(None, is_required=True)
         for layer, window in enumerate(windows):
             sizes, rope = (decoder, wide_rope) if window is None else (local, local_rope)
@@ -107,25 +91,25 @@ class Gemma4(Gemma):
             attention = cls._attention(sizes, layer, rope, window, source, layers)
             scale = f"blk.{layer}.layer_output_scale.weight"
             factor = float(decoder.values(scale, 1)[0]) if scale in file.tensors else 1.0
-            layers.append(Layer(attention, cls.feed_forward(decoder, layer), scale=1.0 if n_inputs else factor))
+            layers.append(blocks.Layer(attention, cls.feed_forward(decoder, layer), scale=1.0 if n_inputs else factor))
             if n_inputs:
-                layers.append(Layer(None, cls._layer_input(decoder, layer, n_inputs), scale=factor))
+                layers.append(blocks.Layer(None, cls._layer_input(decoder, layer, n_inputs), scale=factor))
         output = decoder.output(softcap=keys.number("final_logit_softcapping", 0.0) or None)
         plan = decoder.plan(layers, output=output, **cls.embedding(decoder))
         return {"main": attrs.evolve(plan, mtp=cls._assistant(file, plan))}
 
     @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+    def feed_forward(cls, decoder: Decoder, layer: int) -> blocks.FeedForward | blocks.MixtureOfExperts:
         """The feed-forward of a layer; of one with experts it is the shared one."""
-        dense: dict[str, Any] = {"activation": Activation.GELU_HALF, "has_biases": False, "has_scales": True}
+        dense: dict[str, Any] = {"activation": blocks.Activation.GELU_HALF, "has_biases": False, "has_scales": True}
         if not has_experts(decoder, layer):
             return decoder.feed_forward(layer, has_post_norm=True, **dense)
         after_dense, after_experts = (decoder.norm(f"blk.{layer}.post_ffw_norm_{i}") for i in (1, 2))
         return mixture(
             decoder,
             layer,
-            gating=Gating.SOFTMAX,
-            activation=Activation.GELU_HALF,
+            gating=blocks.Gating.SOFTMAX,
+            activation=blocks.Activation.GELU_HALF,
             is_normalised=True,
             norm="pre_ffw_norm_2",
             has_router_norm=True,
@@ -142,8 +126,8 @@ class Gemma4(Gemma):
             return super().embedding(decoder)
         n, table = size * decoder.n_layers, "per_layer_token_embd.weight"
         decoder.file.tensor(table, (decoder.n_vocab, n))
-        inputs = LayerInputs(
-            table=Linear(table, n, decoder.n_vocab),
+        inputs = blocks.LayerInputs(
+            table=blocks.Linear(table, n, decoder.n_vocab),
             projection=decoder.matrix("per_layer_model_proj", decoder.n_embd, n, factor=1.0 / math.sqrt(decoder.n_embd)),
             norm=decoder.norm("per_layer_proj_norm", size),
             table_scale=math.sqrt(size),
@@ -152,7 +136,7 @@ class Gemma4(Gemma):
         return {**super().embedding(decoder), "layer_inputs": inputs}
 
     @staticmethod
-    def _local(decoder: Decoder) -> tuple[Decoder, Rope]:
+    def _local(decoder: Decoder) -> tuple[Decoder, blocks.Rope]:
         """The sizes of layers with a window, and their rope."""
         keys, local = decoder.keys, copy.copy(decoder)
         local.head_dim, local.value_dim = (keys.count(f"attention.{part}_length_swa") for part in ("key", "value"))
@@ -162,7 +146,7 @@ class Gemma4(Gemma):
         return local, local.rope(base=own_local_base(decoder), is_scaled=False)
 
     @classmethod
-    def _assistant(cls, file: ModelFile, plan: ModelPlan) -> tuple[MtpLayer, ...]:
+    def _assistant(cls, file: ModelFile, plan: blocks.ModelPlan) -> tuple[blocks.MtpLayer, ...]:
         """The assistant of a model, where a file of one was given beside it.
 
         The tokens that it drafts are all at the position after the text, of which the model keeps nothing yet. So they are
@@ -181,7 +165,7 @@ class Gemma4(Gemma):
                 f"{embedding.n_embd}, and {embedding.n_vocab}, as of the model",
             )
             keys.fail("embedding_length_out", found, expected)
-        mixers = [(i, layer.mixer) for i, layer in enumerate(plan.layers) if isinstance(layer.mixer, Attention)]
+        mixers = [(i, layer.mixer) for i, layer in enumerate(plan.layers) if isinstance(layer.mixer, blocks.Attention)]
         sources = {mixer.window is None: i if mixer.source is None else mixer.source for i, mixer in mixers[-2:]}
         wide_rope, layers = decoder.rope(has_factors=True), []
         for layer, window in enumerate(decoder.windows(None, is_required=True)):
@@ -194,28 +178,30 @@ class Gemma4(Gemma):
             sizes, rope = (decoder, wide_rope) if window is None else (local, local_rope)
             seen = None if window is None else window - 1
             attention = cls._attention(sizes, layer, attrs.evolve(rope, ahead=1), seen, sources[is_wide], plan.layers)
-            dense = decoder.feed_forward(layer, Activation.GELU_HALF, has_post_norm=True, has_biases=False)
-            layers.append(Layer(attention, dense, scale=float(decoder.values(f"blk.{layer}.layer_output_scale.weight", 1)[0])))
-        table = Linear(embedding.weight, embedding.n_embd, embedding.n_vocab)
+            dense = decoder.feed_forward(layer, blocks.Activation.GELU_HALF, has_post_norm=True, has_biases=False)
+            layers.append(
+                blocks.Layer(attention, dense, scale=float(decoder.values(f"blk.{layer}.layer_output_scale.weight", 1)[0]))
+            )
+        table = blocks.Linear(embedding.weight, embedding.n_embd, embedding.n_vocab)
         before = decoder.matrix("nextn.pre_projection", 2 * embedding.n_embd, n_embd)
         after = decoder.matrix("nextn.post_projection", n_embd, embedding.n_embd)
         return (
-            MtpLayer(
-                Embedding(None, embedding.n_vocab, n_embd),
-                AssistantInput(table, embedding.scale, before, embedding.n_embd),
+            blocks.MtpLayer(
+                blocks.Embedding(None, embedding.n_vocab, n_embd),
+                blocks.AssistantInput(table, embedding.scale, before, embedding.n_embd),
                 tuple(layers),
                 attrs.evolve(decoder.output(is_tied=True, has_bias=False), given=after),
             ),
         )
 
     @classmethod
-    def _layer_input(cls, decoder: Decoder, layer: int, size: int) -> LayerInput:
+    def _layer_input(cls, decoder: Decoder, layer: int, size: int) -> blocks.LayerInput:
         """The block of a layer's inputs."""
         at = f"blk.{layer}"
-        return LayerInput(
+        return blocks.LayerInput(
             gate=decoder.matrix(f"{at}.inp_gate", decoder.n_embd, size),
             o=decoder.matrix(f"{at}.proj", size, decoder.n_embd),
-            activation=Activation.GELU_HALF,
+            activation=blocks.Activation.GELU_HALF,
             post_norm=decoder.norm(f"{at}.post_norm"),
             index=layer,
             n_layers=decoder.n_layers,
@@ -223,8 +209,14 @@ class Gemma4(Gemma):
 
     @classmethod
     def _attention(
-        cls, decoder: Decoder, layer: int, rope: Rope, window: int | None, source: int | None, layers: Sequence[Layer]
-    ) -> Attention:
+        cls,
+        decoder: Decoder,
+        layer: int,
+        rope: blocks.Rope,
+        window: int | None,
+        source: int | None,
+        layers: Sequence[blocks.Layer],
+    ) -> blocks.Attention:
         """The attention of a layer, whose values may be its keys as they are before norm and rope, or another layer's."""
         at, n_embd, size = f"blk.{layer}", decoder.n_embd, decoder.head_dim
         if decoder.value_dim != size:
@@ -234,7 +226,7 @@ class Gemma4(Gemma):
         has_values = any(f"{at}.{name}.weight" in decoder.file.tensors for name in ("attn_v", "attn_qkv"))
         names = ("attn_q", "attn_k", "attn_v" if has_values else "attn_k")
         kept = None if source is None else layers[source].mixer
-        if isinstance(kept, Attention):
+        if isinstance(kept, blocks.Attention):
             if kept.n_kv_heads != n_kv_heads:
                 decoder.keys.fail("attention.head_count_kv", n_kv_heads, f"{kept.n_kv_heads}, as the layer whose keys it reads")
             q = decoder.linear(f"{at}.attn_q", n_embd, sizes[0], has_bias=False)
@@ -242,7 +234,7 @@ class Gemma4(Gemma):
         else:
             q, k, v = decoder.fused(at, names, "attn_qkv", sizes, has_bias=False)
             k_norm = decoder.norm(f"{at}.attn_k_norm", size)
-        return Attention(
+        return blocks.Attention(
             norm=decoder.norm(f"{at}.attn_norm"),
             q=q,
             k=k,
@@ -253,7 +245,7 @@ class Gemma4(Gemma):
             rope=rope,
             q_norm=decoder.norm(f"{at}.attn_q_norm", size),
             k_norm=k_norm,
-            v_norm=Norm(None, size, decoder.eps),
+            v_norm=blocks.Norm(None, size, decoder.eps),
             post_norm=decoder.norm(f"{at}.post_attention_norm"),
             window=window,
             source=source,

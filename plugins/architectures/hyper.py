@@ -8,19 +8,7 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import (
-    FeedForward,
-    Gating,
-    KimiDeltaAttention,
-    LatentAttention,
-    Layer,
-    MixtureOfExperts,
-    ModelPlan,
-    Norm,
-    NormKind,
-    Output,
-    Rope,
-)
+from augury import blocks
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import expert_limit, limited_feed_forward
@@ -47,7 +35,7 @@ def connection(decoder: Decoder, name: str, n_parts: int, **others: Any) -> Hype
     n = decoder.keys.count("hyper_connection.count")
     n_coefficients = sum((n, n, n * n)[:n_parts])
     return HyperConnection(
-        norm=Norm(None, n * decoder.n_embd, decoder.eps),
+        norm=blocks.Norm(None, n * decoder.n_embd, decoder.eps),
         coefficients=decoder.matrix(f"{name}_fn", n * decoder.n_embd, n_coefficients),
         scales=decoder.vector(f"{name}_scale.weight", n_parts),
         base=decoder.vector(f"{name}_base.weight", n_coefficients),
@@ -57,7 +45,7 @@ def connection(decoder: Decoder, name: str, n_parts: int, **others: Any) -> Hype
     )
 
 
-def plain_output(decoder: Decoder) -> Output:
+def plain_output(decoder: Decoder) -> blocks.Output:
     """The last block, of families that take no note of a scale or bias of it."""
     output = decoder.output(has_bias=False)
     assert output.weight is not None
@@ -70,7 +58,7 @@ class HyperConnected(Transformer):
     embedding_args = {"n_streams": lambda decoder: decoder.keys.count("hyper_connection.count")}
 
     @classmethod
-    def output(cls, decoder: Decoder) -> Output:
+    def output(cls, decoder: Decoder) -> blocks.Output:
         return attrs.evolve(plain_output(decoder), connection=connection(decoder, "output_hc", 1))
 
 
@@ -83,7 +71,7 @@ class HunyuanV4(HyperConnected):
     ffn_args = {"has_biases": False}
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+    def layer(cls, decoder: Decoder, layer: int, rope: blocks.Rope | None) -> blocks.Layer:
         assert rope is not None
         keys, at = decoder.keys, f"blk.{layer}"
         attention = latent_attention(decoder, layer, rope)
@@ -100,7 +88,7 @@ class HunyuanV4(HyperConnected):
         mixer, feed_forward = (connection(decoder, f"{at}.hc_{part}", 2, **post) for part in ("attn", "ffn"))
         o = decoder.matrix(f"{at}.attn_output", attention.o.n_in, decoder.n_embd)
         attention = attrs.evolve(attention, o=o, sinks=sinks, gate=gate, **choice)
-        return Layer(attention, cls.feed_forward(decoder, layer)).connected(mixer, feed_forward)
+        return blocks.Layer(attention, cls.feed_forward(decoder, layer)).connected(mixer, feed_forward)
 
 
 def mixed_streams(decoder: Decoder, layer: int) -> list[HyperConnection]:
@@ -117,7 +105,7 @@ class Glm5Next(KimiK3):
     gate_names = ("ssm_g_a", "ssm_g_b")
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+    def plans(cls, file: ModelFile) -> Mapping[str, blocks.ModelPlan]:
         decoder = Decoder(file, least=0, may_have_experts=True)
         keys, n = decoder.keys, decoder.keys.count("hyper_connection.count")
         if n_rot := keys.count("rope.dimension_count", least=0):
@@ -129,16 +117,16 @@ class Glm5Next(KimiK3):
         return {"main": decoder.plan(layers, output=output, n_streams=n)}
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - it has none
+    def layer(cls, decoder: Decoder, layer: int, rope: blocks.Rope | None) -> blocks.Layer:  # noqa: ARG003 - it has none
         mixer = cls.attention(decoder, layer) if decoder.n_kv_heads[layer] else cls.delta_attention(decoder, layer)
-        return Layer(mixer, cls.feed_forward(decoder, layer)).connected(*mixed_streams(decoder, layer))
+        return blocks.Layer(mixer, cls.feed_forward(decoder, layer)).connected(*mixed_streams(decoder, layer))
 
     @classmethod
-    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
+    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> blocks.KimiDeltaAttention:
         return attrs.evolve(super().delta_attention(decoder, layer, **others), eps=_EPS_OF_LENGTHS)
 
     @classmethod
-    def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
+    def attention(cls, decoder: Decoder, layer: int) -> blocks.LatentAttention:
         attention = latent_attention(decoder, layer, None, n_turned=0)
         attention = attrs.evolve(attention, o=attrs.evolve(attention.o, scale=1.0))
         first = next(i for i, n in enumerate(decoder.n_kv_heads) if n)
@@ -158,7 +146,9 @@ class Glm5Next(KimiK3):
         pooling = Pooling(
             size,
             values=decoder.matrix(f"{at}.attn_k", n_embd, width),
-            value_norm=decoder.check(Norm(f"{at}.k_norm.weight", width, eps, f"{at}.k_norm.bias", NormKind.LAYER)),
+            value_norm=decoder.check(
+                blocks.Norm(f"{at}.k_norm.weight", width, eps, f"{at}.k_norm.bias", blocks.NormKind.LAYER)
+            ),
             weights=decoder.matrix(f"{at}_compressor_gate", n_embd, width),
             places=decoder.vector(f"{at}_compressor_ape.weight", size * width, (size, width)),
         )
@@ -171,13 +161,13 @@ class Glm5Next(KimiK3):
         )
 
     @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+    def feed_forward(cls, decoder: Decoder, layer: int) -> blocks.FeedForward | blocks.MixtureOfExperts:
         return limited_feed_forward(
             decoder,
             layer,
             has_biases=False,
             limits_activated=False,
             shares_limit=True,
-            fallback=Gating.SIGMOID,
+            fallback=blocks.Gating.SIGMOID,
             has_weights_scale=True,
         )

@@ -7,18 +7,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from augury.blocks import (
-    Activation,
-    Convolution,
-    FeedForward,
-    KimiDeltaAttention,
-    LatentAttention,
-    Layer,
-    LinearRecurrence,
-    MixtureOfExperts,
-    Output,
-    Rope,
-)
+from augury import blocks
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, limited_feed_forward, mixture
@@ -49,24 +38,26 @@ class KimiLinear(Transformer):
         return decoder
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - latent attention has its own
+    def layer(cls, decoder: Decoder, layer: int, rope: blocks.Rope | None) -> blocks.Layer:  # noqa: ARG003 - latent attention has its own
         attends = decoder.n_kv_heads[layer] or layer >= decoder.n_layers  # as all layers that predict further tokens do
         mixer = cls.attention(decoder, layer) if attends else cls.delta_attention(decoder, layer)
-        return Layer(mixer, cls.feed_forward(decoder, layer))
+        return blocks.Layer(mixer, cls.feed_forward(decoder, layer))
 
     @classmethod
-    def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
+    def attention(cls, decoder: Decoder, layer: int) -> blocks.LatentAttention:
         """The latent attention of a layer."""
         return latent_attention(decoder, layer, None)
 
     @classmethod
-    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
+    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> blocks.KimiDeltaAttention:
         """The delta attention of a layer; all have the heads of the first layer."""
         at, n_heads, size = f"blk.{layer}", decoder.n_heads[0], decoder.keys.count("kda.head_dim")
         n, n_embd, n_taps = n_heads * size, decoder.n_embd, decoder.keys.count("ssm.conv_kernel", least=2)
         q, k, v = decoder.fused(at, ("attn_q", "attn_k", "attn_v"), "attn_qkv", (n, n, n), has_scale=False, has_bias=False)
         convolutions: dict[str, Any] = {
-            f"{part}_conv": decoder.check(Convolution(f"{at}.ssm_conv1d_{part}.weight", n, n_taps, stored=(n, 1, n_taps)))
+            f"{part}_conv": decoder.check(
+                blocks.Convolution(f"{at}.ssm_conv1d_{part}.weight", n, n_taps, stored=(n, 1, n_taps))
+            )
             for part in "qkv"
         }
         downs: dict[str, Any] = {}
@@ -80,7 +71,7 @@ class KimiLinear(Transformer):
             downs |= {f"{part}_down": linear for linear in down}
         dt = decoder.vector(f"{at}.ssm_dt.bias", n)
         is_padded = decoder.file.tensor(f"{at}.ssm_a").shape[-1:] == (1,)
-        return KimiDeltaAttention(
+        return blocks.KimiDeltaAttention(
             norm=decoder.norm(f"{at}.attn_norm"),
             q=q,
             k=k,
@@ -90,7 +81,7 @@ class KimiLinear(Transformer):
             a=decoder.vector(f"{at}.ssm_a", n_heads, (n_heads, 1) if is_padded else (n_heads,)),
             beta=decoder.matrix(f"{at}.ssm_beta", n_embd, n_heads),
             gate=ends["gate"],
-            recurrence=LinearRecurrence(n_heads, n_heads, size, size, has_delta=True, is_by_key=True),
+            recurrence=blocks.LinearRecurrence(n_heads, n_heads, size, size, has_delta=True, is_by_key=True),
             eps=decoder.eps,
             out_norm=attrs.evolve(decoder.norm(f"{at}.ssm_norm", size), bias=None),
             o=decoder.matrix(f"{at}.attn_output", n, n_embd),
@@ -108,14 +99,14 @@ class BailingMoe3(KimiLinear):
     mtp_hidden = "output"
 
     @classmethod
-    def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
+    def attention(cls, decoder: Decoder, layer: int) -> blocks.LatentAttention:
         sections = axes(decoder)
         attention = latent_attention(decoder, layer, decoder.rope(sections=sections, is_interleaved=sections is None))
         gate = decoder.matrix(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer])
         return attrs.evolve(attention, o=attrs.evolve(attention.o, scale=1.0), gate=gate)
 
     @classmethod
-    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
+    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> blocks.KimiDeltaAttention:
         keys = decoder.keys
         if not keys.flag("kda.safe_gate", default=True):
             keys.fail("kda.safe_gate", False, "true: the decays of these models have a floor")
@@ -123,7 +114,7 @@ class BailingMoe3(KimiLinear):
         return super().delta_attention(decoder, layer, floor=floor, **others)
 
     @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+    def feed_forward(cls, decoder: Decoder, layer: int) -> blocks.FeedForward | blocks.MixtureOfExperts:
         return limited_feed_forward(decoder, layer, has_biases=False, has_weights_scale=True)
 
 
@@ -134,14 +125,14 @@ class KimiK3(KimiLinear):
     gate_names: ClassVar[tuple[str, ...]] = ("ssm_g",)
 
     @classmethod
-    def output(cls, decoder: Decoder) -> Output:
+    def output(cls, decoder: Decoder) -> blocks.Output:
         output = super().output(decoder)
         if not decoder.keys.count("attn_res.block_size", least=0):
             return output
         return attrs.evolve(output, connection=AttentionResidual(decoder.norm("output_res_score")))
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+    def layer(cls, decoder: Decoder, layer: int, rope: blocks.Rope | None) -> blocks.Layer:
         """A layer, from 0; the mixer of the first of each block of layers begins a stream."""
         plain = super().layer(decoder, layer, rope)
         if not (size := decoder.keys.count("attn_res.block_size", least=0)):
@@ -151,14 +142,14 @@ class KimiK3(KimiLinear):
         return plain.connected(mixer, AttentionResidual(of_feed_forward))
 
     @classmethod
-    def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
+    def attention(cls, decoder: Decoder, layer: int) -> blocks.LatentAttention:
         attention, name = super().attention(decoder, layer), f"blk.{layer}.attn_gate"
         has_gate = f"{name}.weight" in decoder.file.tensors
         gate = decoder.matrix(name, decoder.n_embd, attention.o.n_in) if has_gate else None
         return attrs.evolve(attention, o=attrs.evolve(attention.o, scale=1.0), gate=gate)
 
     @classmethod
-    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
+    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> blocks.KimiDeltaAttention:
         """The delta attention of a layer; where decays have a floor, their input is negated."""
         key = "kda.gate_lower_bound"
         if decoder.file.get(decoder.keys.full(key), float, -math.inf) == -math.inf:
@@ -168,10 +159,10 @@ class KimiK3(KimiLinear):
         return attrs.evolve(attention, decay=attrs.evolve(attention.decay, scale=-1.0, bias_scale=-1.0))
 
     @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+    def feed_forward(cls, decoder: Decoder, layer: int) -> blocks.FeedForward | blocks.MixtureOfExperts:
         keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
         constants = (keys.positive("activation.situ_beta"), keys.number("activation.situ_linear_beta"))
-        activation = Activation.SITU
+        activation = blocks.Activation.SITU
         if not has_experts(decoder, layer):
             return decoder.feed_forward(layer, activation, constants=constants, has_biases=False)
         latent: dict[str, Any] = {}

@@ -6,17 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from augury.blocks import (
-    Attention,
-    GatedDeltaNet,
-    Gating,
-    Layer,
-    Linear,
-    LinearRecurrence,
-    Norm,
-    Rope,
-    RowSelection,
-)
+from augury import blocks
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.state_space import convolution
 from augury.plugins.architectures.transformer import Transformer
@@ -41,11 +31,11 @@ class Qwen35(Transformer):
     marks: ClassVar[Mapping[str, Any]] = {"has_bias": False}
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+    def layer(cls, decoder: Decoder, layer: int, rope: blocks.Rope | None) -> blocks.Layer:
         norm, delta_net = decoder.norm(f"blk.{layer}.attn_norm"), None
         if cls.is_recurrent(decoder, layer):
             delta_net = cls.delta_net(decoder, layer, norm)
-        return Layer(delta_net or gated_attention(decoder, layer, rope, norm), cls.feed_forward(decoder, layer))
+        return blocks.Layer(delta_net or gated_attention(decoder, layer, rope, norm), cls.feed_forward(decoder, layer))
 
     @classmethod
     def is_recurrent(cls, decoder: Decoder, layer: int) -> bool:
@@ -54,7 +44,9 @@ class Qwen35(Transformer):
         return layer < decoder.n_layers and decoder.flags("attention.recurrent_layers", period)[layer]
 
     @classmethod
-    def alpha_and_beta(cls, decoder: Decoder, layer: int, heads: LinearRecurrence) -> tuple[Linear, Linear]:
+    def alpha_and_beta(
+        cls, decoder: Decoder, layer: int, heads: blocks.LinearRecurrence
+    ) -> tuple[blocks.Linear, blocks.Linear]:
         """The inputs of decays and betas."""
         alpha, beta = (
             decoder.linear(f"blk.{layer}.ssm_{name}", decoder.n_embd, heads.n_heads, **cls.marks) for name in ("alpha", "beta")
@@ -62,17 +54,17 @@ class Qwen35(Transformer):
         return alpha, beta
 
     @classmethod
-    def delta_net(cls, decoder: Decoder, layer: int, norm: Norm | None) -> GatedDeltaNet:
+    def delta_net(cls, decoder: Decoder, layer: int, norm: blocks.Norm | None) -> blocks.GatedDeltaNet:
         """The delta net of a layer, with a norm of its input."""
         keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
         n_heads, n_keys, size = keys.count("ssm.time_step_rank"), keys.count("ssm.group_count"), keys.count("ssm.state_size")
         if n_heads % n_keys:
             keys.fail("ssm.group_count", n_keys, f"a divisor of the {n_heads} heads")
-        heads = LinearRecurrence(n_heads, n_keys, size, size, has_delta=True, is_tiled=cls.is_tiled)
+        heads = blocks.LinearRecurrence(n_heads, n_keys, size, size, has_delta=True, is_tiled=cls.is_tiled)
         n_values, n_inputs = n_heads * size, (2 * n_keys + n_heads) * size
         alpha, beta = cls.alpha_and_beta(decoder, layer, heads)
         decoder.norm(f"{at}.ssm_norm", size)
-        return GatedDeltaNet(
+        return blocks.GatedDeltaNet(
             norm=norm,
             inputs=decoder.linear(f"{at}.attn_qkv", n_embd, n_inputs, **cls.marks),
             conv=convolution(decoder, layer, n_inputs, has_bias=False),
@@ -83,7 +75,7 @@ class Qwen35(Transformer):
             a=decoder.vector(f"{at}.ssm_a", n_heads),
             recurrence=heads,
             eps=decoder.eps,
-            out_norm=Norm(f"{at}.ssm_norm.weight", size, decoder.eps),
+            out_norm=blocks.Norm(f"{at}.ssm_norm.weight", size, decoder.eps),
             o=decoder.linear(f"{at}.ssm_out", n_values, n_embd, **cls.marks),
         )
 
@@ -92,7 +84,7 @@ class Qwen35Moe(Qwen35):
     """The mixtures of experts."""
 
     name = "qwen35moe"
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "norm": "post_attention_norm", "has_scales": True}
+    experts = {"gating": blocks.Gating.SOFTMAX, "is_normalised": True, "norm": "post_attention_norm", "has_scales": True}
 
 
 class Qwen3Next(Qwen35Moe):
@@ -104,26 +96,28 @@ class Qwen3Next(Qwen35Moe):
     marks = {"has_bias": False, "has_scale": False}
 
     @classmethod
-    def alpha_and_beta(cls, decoder: Decoder, layer: int, heads: LinearRecurrence) -> tuple[Linear, Linear]:
+    def alpha_and_beta(
+        cls, decoder: Decoder, layer: int, heads: blocks.LinearRecurrence
+    ) -> tuple[blocks.Linear, blocks.Linear]:
         n, size = heads.n_heads, heads.n_heads // heads.n_key_heads
         alpha, beta = (
             decoder.linear(
-                f"blk.{layer}.ssm_ba", decoder.n_embd, n, rows=RowSelection(first, size, 2 * size, 2 * n), **cls.marks
+                f"blk.{layer}.ssm_ba", decoder.n_embd, n, rows=blocks.RowSelection(first, size, 2 * size, 2 * n), **cls.marks
             )
             for first in (size, 0)
         )
         return alpha, beta
 
 
-def gated_attention(decoder: Decoder, layer: int, rope: Rope | None, norm: Norm | None) -> Attention:
+def gated_attention(decoder: Decoder, layer: int, rope: blocks.Rope | None, norm: blocks.Norm | None) -> blocks.Attention:
     """Attention whose queries and gates are rows of one matrix, in turns by head."""
     n_embd, size, at = decoder.n_embd, decoder.head_dim, f"blk.{layer}"
     n_heads, n_kv_heads = decoder.n_heads[layer], decoder.n_kv_heads[layer]
     n = n_heads * size
     q, gate = (
-        decoder.linear(f"{at}.attn_q", n_embd, n, rows=RowSelection(first, size, 2 * size, 2 * n)) for first in (0, size)
+        decoder.linear(f"{at}.attn_q", n_embd, n, rows=blocks.RowSelection(first, size, 2 * size, 2 * n)) for first in (0, size)
     )
-    return Attention(
+    return blocks.Attention(
         norm=norm,
         q=q,
         k=decoder.linear(f"{at}.attn_k", n_embd, n_kv_heads * size),

@@ -8,16 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from augury.backends.numba_cpu.kernels import amx, simd
-from augury.backends.numba_cpu.kernels.amx_unpack import (
-    FACTOR_BYTES,
-    TOKEN_PARTS,
-    WEIGHT_PARTS,
-    inverse,
-    unpack_factors,
-    unpack_floats,
-    unpack_tiles,
-)
+from augury.backends.numba_cpu.kernels import amx, amx_unpack, simd
 from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 
@@ -30,7 +21,7 @@ _PAIR = 2 * amx.TILE_BYTES  # the tiles of a block's weights
 _SUM_BYTES = 4 * PANEL_ROWS
 # Offsets into scratch memory.
 _FACTORS = amx.MEMORY_BYTES
-_TILES = _FACTORS + 2 * FACTOR_BYTES
+_TILES = _FACTORS + 2 * amx_unpack.FACTOR_BYTES
 _SUMS = _TILES + _CHUNK * _PAIR
 
 
@@ -121,15 +112,15 @@ def _reader(fmt: Format, isa: str) -> Any:
     def prepare(w, block, n_blocks, to):
         """Make the factors of a block."""
         if not is_float:
-            unpack_factors(kind, isa, w, block, w - (block // n_blocks + 1) * EXPONENT_BYTES, to)
+            amx_unpack.unpack_factors(kind, isa, w, block, w - (block // n_blocks + 1) * EXPONENT_BYTES, to)
 
     @helper
     def unpack(w, block, factors, to):
         """Unpack a block, and fetch a later one."""
         if is_float:
-            unpack_floats(kind, w + block * block_bytes, to, w + (block + _AHEAD) * block_bytes)
+            amx_unpack.unpack_floats(kind, w + block * block_bytes, to, w + (block + _AHEAD) * block_bytes)
         else:
-            unpack_tiles(kind, isa, w, block, factors, to, w + (block + _AHEAD) * block_bytes)
+            amx_unpack.unpack_tiles(kind, isa, w, block, factors, to, w + (block + _AHEAD) * block_bytes)
 
     @helper
     def write(sums, w, p, y, ldy, m, is_large):
@@ -137,7 +128,7 @@ def _reader(fmt: Format, isa: str) -> Any:
         exponents = w - (p + 1) * EXPONENT_BYTES
         low = high = simd.zero_f32()
         if not is_float:
-            low, high = inverse(exponents), inverse(exponents + PANEL_ROWS)
+            low, high = amx_unpack.inverse(exponents), amx_unpack.inverse(exponents + PANEL_ROWS)
         for t in range(m):
             first, second = simd.load_f32(sums + t * amx.ROW_BYTES), simd.load_f32(sums + (m + t) * amx.ROW_BYTES)
             if not is_float:
@@ -150,8 +141,8 @@ def _reader(fmt: Format, isa: str) -> Any:
 def tile_matmul(fmt: Format, isa: str) -> Any:
     """Make the kernel for a weight type; its arguments are those of `MatmulKernel.matmul`."""
     prepare, unpack, write = _reader(fmt, isa)
-    n_of_weights = WEIGHT_PARTS.get(fmt.kind, 1)
-    n_of_tokens = TOKEN_PARTS if fmt.float_bytes else 1
+    n_of_weights = amx_unpack.WEIGHT_PARTS.get(fmt.kind, 1)
+    n_of_tokens = amx_unpack.TOKEN_PARTS if fmt.float_bytes else 1
     token_bytes, pair_bytes, chunk = n_of_tokens * amx.ROW_BYTES, n_of_weights * _PAIR, _CHUNK // n_of_weights
     ahead_bytes = n_of_weights * _SUMS_AHEAD
     add_products = _adder(isa, n_of_tokens, n_of_weights, amx.load_tile)
@@ -181,7 +172,7 @@ def tile_matmul(fmt: Format, isa: str) -> Any:
         has_second, second = n > amx.TILE_ROWS, n // 2
         m = n - second if has_second else n
         this, other = tiles, tiles + pair_bytes
-        now, then = scratch + _FACTORS, scratch + _FACTORS + FACTOR_BYTES
+        now, then = scratch + _FACTORS, scratch + _FACTORS + amx_unpack.FACTOR_BYTES
         block, end = p0 * n_blocks, p1 * n_blocks
         prepare(w, block, n_blocks, now)
         if block + 1 < end:

@@ -16,26 +16,14 @@ from functools import partial
 from llvmlite import ir
 from numba.core import cgutils
 
-from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels import format as formats, simd
 from augury.backends.numba_cpu.kernels.dot import Dot
-from augury.backends.numba_cpu.kernels.format import (
-    ACTIVATION_BYTES,
-    BLOCK,
-    FORMATS,
-    HALVES,
-    NEGATIVE_SUMS,
-    PANEL_ROWS,
-    SCALES,
-    SUM,
-    VECTOR,
-    Format,
-)
 from augury.backends.numba_cpu.kernels.isa import ISAS, InstructionSet, is_zen
 from augury.backends.numba_cpu.kernels.simd import at
 from augury.backends.numba_cpu.kernels.unpack import LOGICAL, SCRATCH_BLOCK, PackedBlock, ScratchBlock, emit_floats
 
 _LARGEST_UNIT = 8  # blocks
-_TOKEN = ACTIVATION_BYTES["q8_16"]
+_TOKEN = formats.ACTIVATION_BYTES["q8_16"]
 # Tiles of so few tokens wait for memory. The second cache can await more lines than the nearest, whose lines come sooner.
 _PREFETCH_L2_TOKENS = 4
 
@@ -55,7 +43,7 @@ class _Sums:
                 start = (
                     ir.Constant(simd.F32X16, None)
                     if address is None
-                    else simd.load(b, at(b, address, (2 * t + g) * VECTOR), simd.F32X16)
+                    else simd.load(b, at(b, address, (2 * t + g) * formats.VECTOR), simd.F32X16)
                 )
                 b.store(start, slot)
                 self._slots[t, g] = slot
@@ -74,7 +62,7 @@ class _Sums:
         """Store the sums where they came from."""
         assert self._address is not None
         for (t, g), slot in self._slots.items():
-            simd.store(b, at(b, self._address, (2 * t + g) * VECTOR), b.load(slot))
+            simd.store(b, at(b, self._address, (2 * t + g) * formats.VECTOR), b.load(slot))
 
 
 def _repeat(b: ir.IRBuilder, address: ir.Value, offset: int, llvm: ir.VectorType) -> ir.Value:
@@ -82,14 +70,16 @@ def _repeat(b: ir.IRBuilder, address: ir.Value, offset: int, llvm: ir.VectorType
     return simd.splat(b, simd.load(b, at(b, address, offset), llvm.element), llvm)
 
 
-def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: PackedBlock | ScratchBlock, x: ir.Value, sums: _Sums) -> None:
+def _emit_block(
+    b: ir.IRBuilder, fmt: formats.Format, dot: Dot, block: PackedBlock | ScratchBlock, x: ir.Value, sums: _Sums
+) -> None:
     """Multiply one block of weights with the same block of the tokens at x."""
     tokens = range(sums.n_tokens)
     parts: dict[tuple[int, int], ir.Value] = {}  # of the columns that share a scale
-    for half in range(HALVES):
-        is_first, is_last = (fmt.halves == HALVES or half == edge for edge in (0, HALVES - 1))
+    for half in range(formats.HALVES):
+        is_first, is_last = (fmt.halves == formats.HALVES or half == edge for edge in (0, formats.HALVES - 1))
         dots = {(t, g): dot.start(partial(_first_dot, b, fmt, dot, x, t, half)) for t in tokens for g in sums.groups}
-        for v in range(half * LOGICAL // HALVES, (half + 1) * LOGICAL // HALVES):
+        for v in range(half * LOGICAL // formats.HALVES, (half + 1) * LOGICAL // formats.HALVES):
             weights = {g: dot.operand(b, block.weights(b, v, g)) for g in sums.groups}
             for t in tokens:
                 columns = b.bitcast(_repeat(b, x, t * _TOKEN + 4 * v, simd.I32X16), simd.U8X64)
@@ -97,12 +87,12 @@ def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: PackedBlock | Scr
                     dots[t, g] = dot.add(b, dots[t, g], weights[g], columns)
             dots = dict(zip(dots, dot.keep_order(b, list(dots.values())), strict=True))
         for t in tokens:
-            scale = _repeat(b, x, t * _TOKEN + SCALES + 4 * half, simd.F32X16)
+            scale = _repeat(b, x, t * _TOKEN + formats.SCALES + 4 * half, simd.F32X16)
             for g in sums.groups:
                 product = b.sitofp(dot.end(b, dots[t, g]), simd.F32X16)
                 parts[t, g] = b.fmul(product, scale) if is_first else simd.emit_fma(b, product, scale, parts[t, g])
         if is_last:
-            scales = {g: block.scales(b, half if fmt.halves == HALVES else 0, g) for g in sums.groups}
+            scales = {g: block.scales(b, half if fmt.halves == formats.HALVES else 0, g) for g in sums.groups}
             for t in tokens:
                 for g in sums.groups:
                     sums.fma(b, t, g, parts[t, g], scales[g][0])
@@ -112,34 +102,34 @@ def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: PackedBlock | Scr
                         sums.fma(b, t, g, scales[g][1], total)
 
 
-def _first_dot(b: ir.IRBuilder, fmt: Format, dot: Dot, x: ir.Value, t: int, half: int) -> ir.Value:
+def _first_dot(b: ir.IRBuilder, fmt: formats.Format, dot: Dot, x: ir.Value, t: int, half: int) -> ir.Value:
     """Return the initial value of a dot product: it subtracts the offset of the weights, exactly and at no cost."""
     if not fmt.offset or dot.takes_128:
         return ir.Constant(simd.I32X16, None)
-    negative = simd.load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), simd.I32)
+    negative = simd.load(b, at(b, x, t * _TOKEN + formats.NEGATIVE_SUMS + 4 * half), simd.I32)
     return simd.splat(b, b.shl(negative, ir.Constant(simd.I32, fmt.offset.bit_length() - 1)), simd.I32X16)
 
 
-def _sum(b: ir.IRBuilder, fmt: Format, x: ir.Value, t: int, half: int) -> ir.Value:
+def _sum(b: ir.IRBuilder, fmt: formats.Format, x: ir.Value, t: int, half: int) -> ir.Value:
     """Return the sum of a token's activations over the columns that share a minimum."""
     if fmt.halves == 1:
-        return _repeat(b, x, t * _TOKEN + SUM, simd.F32X16)
-    negative = b.sitofp(simd.load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), simd.I32), simd.F32)
+        return _repeat(b, x, t * _TOKEN + formats.SUM, simd.F32X16)
+    negative = b.sitofp(simd.load(b, at(b, x, t * _TOKEN + formats.NEGATIVE_SUMS + 4 * half), simd.I32), simd.F32)
     return simd.splat(
-        b, b.fmul(b.fneg(negative), simd.load(b, at(b, x, t * _TOKEN + SCALES + 4 * half), simd.F32)), simd.F32X16
+        b, b.fmul(b.fneg(negative), simd.load(b, at(b, x, t * _TOKEN + formats.SCALES + 4 * half), simd.F32)), simd.F32X16
     )
 
 
-def _emit_float_block(b: ir.IRBuilder, fmt: Format, weights: ir.Value, x: ir.Value, sums: _Sums) -> None:
+def _emit_float_block(b: ir.IRBuilder, fmt: formats.Format, weights: ir.Value, x: ir.Value, sums: _Sums) -> None:
     """Multiply one block of float weights, column by column."""
     step = 4  # columns that are written out
-    with cgutils.for_range(b, ir.Constant(simd.I64, BLOCK // step)) as loop:
-        w = b.add(weights, b.mul(loop.index, ir.Constant(simd.I64, step * PANEL_ROWS * fmt.float_bytes)))
+    with cgutils.for_range(b, ir.Constant(simd.I64, formats.BLOCK // step)) as loop:
+        w = b.add(weights, b.mul(loop.index, ir.Constant(simd.I64, step * formats.PANEL_ROWS * fmt.float_bytes)))
         column = b.add(x, b.mul(loop.index, ir.Constant(simd.I64, step * 4)))
         for k in range(step):
-            values = {g: emit_floats(b, fmt, at(b, w, k * PANEL_ROWS * fmt.float_bytes), g) for g in sums.groups}
+            values = {g: emit_floats(b, fmt, at(b, w, k * formats.PANEL_ROWS * fmt.float_bytes), g) for g in sums.groups}
             for t in range(sums.n_tokens):
-                repeated = _repeat(b, column, t * ACTIVATION_BYTES["f32"] + 4 * k, simd.F32X16)
+                repeated = _repeat(b, column, t * formats.ACTIVATION_BYTES["f32"] + 4 * k, simd.F32X16)
                 for g in sums.groups:
                     sums.fma(b, t, g, values[g], repeated)
 
@@ -161,12 +151,12 @@ def _emit_prefetches(b: ir.IRBuilder, slot: ir.Value, lines: ir.Value, n_tokens:
     with cgutils.for_range(b, lines):
         address = b.load(slot)
         simd.emit_prefetch(b, address, locality)
-        b.store(at(b, address, VECTOR), slot)
+        b.store(at(b, address, formats.VECTOR), slot)
 
 
 def _emit_tile(
     b: ir.IRBuilder,
-    fmt: Format,
+    fmt: formats.Format,
     place: str,
     isa: InstructionSet,
     n_tokens: int,
@@ -192,7 +182,7 @@ def _emit_tile(
     sums.save(b)
 
 
-def _packed_block(b: ir.IRBuilder, fmt: Format, isa: InstructionSet, w: ir.Value, block: ir.Value) -> PackedBlock:
+def _packed_block(b: ir.IRBuilder, fmt: formats.Format, isa: InstructionSet, w: ir.Value, block: ir.Value) -> PackedBlock:
     """Return a block of those from w on, which are no more than the largest units have."""
     if fmt.unit_blocks < _LARGEST_UNIT:
         n_blocks = ir.Constant(simd.I64, fmt.unit_blocks)
@@ -226,8 +216,8 @@ def multiply(b, kind, isa, place, w, x, y, n_tokens, n_blocks, ahead, lines):
     arithmetic. `lines` should be as many as a block has: prefetching further ahead than that costs time with each line that is
     asked for twice.
     """
-    fmt, where, cpu = FORMATS[kind], place, ISAS[isa]
-    token, row = (ir.Constant(simd.I64, size) for size in (ACTIVATION_BYTES[fmt.activation], 2 * VECTOR))
+    fmt, where, cpu = formats.FORMATS[kind], place, ISAS[isa]
+    token, row = (ir.Constant(simd.I64, size) for size in (formats.ACTIVATION_BYTES[fmt.activation], 2 * formats.VECTOR))
     step = b.mul(n_tokens, token)
     stream = cgutils.alloca_once_value(b, ahead)
     done: ir.Value = ir.Constant(simd.I64, 0)
@@ -249,7 +239,7 @@ def multiply(b, kind, isa, place, w, x, y, n_tokens, n_blocks, ahead, lines):
 @simd.emitted(simd.i64, simd.i64, simd.i64, n_literals=2)
 def unpack(b, kind, isa, w, n_blocks, scratch):
     """Unpack one unit, or n_blocks units of one block, to scratch memory."""
-    fmt, cpu = FORMATS[kind], ISAS[isa]
+    fmt, cpu = formats.FORMATS[kind], ISAS[isa]
     with cgutils.for_range(b, n_blocks) as loop:
         address = b.add(scratch, b.mul(loop.index, ir.Constant(simd.I64, SCRATCH_BLOCK)))
         ScratchBlock(fmt, address).fill(b, _packed_block(b, fmt, cpu, w, loop.index))

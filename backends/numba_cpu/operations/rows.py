@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from augury import lowering as op
 from augury.backends.numba_cpu.kernels import convolution, low_rank, recurrent_ends
 from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
@@ -14,26 +15,13 @@ from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmit
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape, ThreadRows
 from augury.blocks import Experts, Norm
-from augury.lowering import (
-    Activate,
-    Add,
-    AddStream,
-    Constant,
-    ConvolveBlock,
-    InitStreams,
-    Join,
-    Multiply,
-    Normalize,
-    Scope,
-    Value,
-)
 from augury.lowering.rewrites import AddLowRank, MultiplyActivated
 
 _LOW = "rows of adapters"
 
 
-@EMITTERS.of(Normalize)
-class NormalizeEmitter(OperationEmitter[Normalize]):
+@EMITTERS.of(op.Normalize)
+class NormalizeEmitter(OperationEmitter[op.Normalize]):
     """Norms rows, or copies them, from where they are to where the next operation wants them."""
 
     needs_no_barrier = True
@@ -46,7 +34,7 @@ class NormalizeEmitter(OperationEmitter[Normalize]):
         _place(tape, work, _source(operation.x, placed, tape), to, operation.x.width, operation.norm)
 
 
-def _source(x: Value, placed: Placed, tape: Tape) -> ThreadRows:
+def _source(x: op.Value, placed: Placed, tape: Tape) -> ThreadRows:
     """Where rows lie: norms of x, of which each takes its part, in memory of a thread's own."""
     if (kept := tape.kept.get(x.root)) is None:
         return placed.at(x)
@@ -59,8 +47,8 @@ def _place(tape: Tape, work: str, x: ThreadRows, to: ThreadRows, size: int, norm
     tape.add(Work(work), recurrent_ends.place_rows, x=x, to=to, size=size, norm=tape.weights.norm(norm), group=group)
 
 
-@EMITTERS.of(Multiply)
-class MultiplyEmitter(OperationEmitter[Multiply]):
+@EMITTERS.of(op.Multiply)
+class MultiplyEmitter(OperationEmitter[op.Multiply]):
     """Multiplies rows by several matrices in one record."""
 
     def emit(self, tape: Tape) -> None:
@@ -79,7 +67,7 @@ class AddLowRankEmitter(OperationEmitter[AddLowRank]):
         return {_LOW: 4 * MAX_TOKENS * len(self.operation.low_rank.adapters)}
 
     @property
-    def written(self) -> tuple[Value, ...]:
+    def written(self) -> tuple[op.Value, ...]:
         return (self.operation.y,)
 
     def place(self, placed: Placed) -> None:
@@ -99,16 +87,16 @@ class AddLowRankEmitter(OperationEmitter[AddLowRank]):
             tape.add(Work("adapters"), kernel, **places, **self._arrays, **sizes)
 
 
-@EMITTERS.of(Add)
-class AddEmitter(OperationEmitter[Add]):
+@EMITTERS.of(op.Add)
+class AddEmitter(OperationEmitter[op.Add]):
     """Leaves products to be added to the residual stream by the next norm."""
 
     def emit(self, tape: Tape) -> None:
         tape.add_later(self.operation.norm)
 
 
-@EMITTERS.of(AddStream)
-class AddStreamEmitter(OperationEmitter[AddStream]):
+@EMITTERS.of(op.AddStream)
+class AddStreamEmitter(OperationEmitter[op.AddStream]):
     """Adds the second residual stream, or trades places with it; the norm's rows are free between blocks."""
 
     def place(self, placed: Placed) -> None:
@@ -128,13 +116,13 @@ class AddStreamEmitter(OperationEmitter[AddStream]):
             tape.copy(normed, z)
 
 
-@EMITTERS.of(Activate)
-class ActivateEmitter(OperationEmitter[Activate]):
+@EMITTERS.of(op.Activate)
+class ActivateEmitter(OperationEmitter[op.Activate]):
     """Sends rows through an activation, with their gates."""
 
     needs_no_barrier = True
 
-    def __init__(self, operation: Activate, scope: Scope) -> None:
+    def __init__(self, operation: op.Activate, scope: op.Scope) -> None:
         super().__init__(operation, scope)
         self._kernel = activate_kernel(**kind_of(operation, is_gated=operation.up is not None))
         self.kernels = (self._kernel,)
@@ -147,20 +135,20 @@ class ActivateEmitter(OperationEmitter[Activate]):
         tape.add(Work("activation"), self._kernel, **rows, activation=_activating(operation, placed))
 
 
-def kind_of(part: Activate | Experts, *, is_gated: bool) -> dict[str, Any]:
+def kind_of(part: op.Activate | Experts, *, is_gated: bool) -> dict[str, Any]:
     """The arguments that make an activation's kernel."""
     limits = {"is_limited": part.limit is not None, "limits_activated": part.limits_activated}
     return {"activation": part.activation.value, "is_gated": is_gated, **limits}
 
 
-def _activating(operation: Activate, placed: Placed) -> Activating:
+def _activating(operation: op.Activate, placed: Placed) -> Activating:
     divisors = operation.divisors
     address = 0 if divisors is None else placed.weights.vector(divisors.weight, divisors.size)
     return activating(operation.limit, operation.constants, address)
 
 
-@EMITTERS.of(Join)
-class JoinEmitter(OperationEmitter[Join]):
+@EMITTERS.of(op.Join)
+class JoinEmitter(OperationEmitter[op.Join]):
     """Copies rows side by side."""
 
     needs_no_barrier = True
@@ -174,8 +162,8 @@ class JoinEmitter(OperationEmitter[Join]):
             column += value.width
 
 
-@EMITTERS.of(InitStreams)
-class InitStreamsEmitter(OperationEmitter[InitStreams]):
+@EMITTERS.of(op.InitStreams)
+class InitStreamsEmitter(OperationEmitter[op.InitStreams]):
     """Copies rows to x, or to the residual streams."""
 
     kernels = (recurrent_ends.place_rows,)
@@ -192,8 +180,8 @@ class InitStreamsEmitter(OperationEmitter[InitStreams]):
             _place(tape, "copying rows", x, ThreadRows(to.address + 4 * i * size, to.width), size)
 
 
-@EMITTERS.of(Constant)
-class ConstantEmitter(OperationEmitter[Constant]):
+@EMITTERS.of(op.Constant)
+class ConstantEmitter(OperationEmitter[op.Constant]):
     """Writes the same numbers into every row."""
 
     needs_no_barrier = True
@@ -208,13 +196,13 @@ class ConstantEmitter(OperationEmitter[Constant]):
         _place(tape, "constants", ThreadRows(self._numbers, 0), to, width)
 
 
-@EMITTERS.of(ConvolveBlock)
-class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
+@EMITTERS.of(op.ConvolveBlock)
+class ConvolveBlockEmitter(OperationEmitter[op.ConvolveBlock]):
     """Convolves rows with those of the tokens before in a block."""
 
     kernels = (convolution.convolve_block,)
 
-    def __init__(self, operation: ConvolveBlock, scope: Scope) -> None:
+    def __init__(self, operation: op.ConvolveBlock, scope: op.Scope) -> None:
         super().__init__(operation, scope)
         group = operation.x.width // operation.n_groups
         require_multiple(group, convolution.LANES, f"a convolution in groups of {group} channels")
@@ -246,7 +234,7 @@ class ConvolveBlockEmitter(OperationEmitter[ConvolveBlock]):
 class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
     """Multiplies by gate and up in one record, and activates where the products are still near."""
 
-    def __init__(self, operation: MultiplyActivated, scope: Scope) -> None:
+    def __init__(self, operation: MultiplyActivated, scope: op.Scope) -> None:
         super().__init__(operation, scope)
         self._kernel = multiply_activated_kernel(**kind_of(operation.activate, is_gated=operation.activate.up is not None))
         self.kernels = (self._kernel,)
