@@ -25,13 +25,12 @@ import numpy as np
 from attrs import evolve
 
 from augury.batch import SlotInput
-from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, WrittenDraft
+from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, Shares, WrittenDraft
 from augury.drafters.model.part_runner import PartRunner
 from augury.passes import ArrayPass, Context, Pass
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from augury.drafters.model.cached_text import CachedText
     from augury.drafters.model.row_model import Encoder, RowModel
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -194,9 +193,7 @@ class BlockRunner(PartRunner):
         self._states |= zip(rows.tolist(), state, strict=True)
         return further["transitions"].rows(np.tanh(made)), previous
 
-    def _feeds(
-        self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
-    ) -> list[SlotInput]:
+    def _feeds(self, shares: Shares, n_rows: int, n_more: int) -> list[SlotInput]:
         """See `DraftRunner._feeds`; of a block the rows that predict are wanted."""
         feeds = super()._feeds(shares, n_rows, n_more)
         return [evolve(feed, rows=len(feed.draft) - self._block.n_unread) if len(feed.draft) else feed for feed in feeds]
@@ -238,9 +235,7 @@ class ParallelRunner(BlockRunner):
             self._forget(text)
         return logits
 
-    def _feeds(
-        self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
-    ) -> list[SlotInput]:
+    def _feeds(self, shares: Shares, n_rows: int, n_more: int) -> list[SlotInput]:
         """See `DraftRunner._feeds`; a draft's first row is that of the token before it."""
         feeds = super()._feeds(shares, n_rows, n_more)
         of_masks = [np.repeat(self._of_mask, len(feed.draft), 0) for feed in feeds]

@@ -20,6 +20,8 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from augury.drafters.model.draft_sampler import DraftSampler
 
+Shares = Sequence[tuple[CachedText, np.ndarray, Draft | None]]
+"""Of texts, the tokens of a pass that are cached from then on, and drafted ones after them that are not."""
 N_JUDGED = 10
 """The number of heads' best tokens, among which the probability of one counts, as in llama.cpp."""
 _CHUNK = 256  # prompt tokens in a pass; the other slots wait for it
@@ -259,13 +261,7 @@ class DraftRunner:
                 feeds.append((texts[i], fed, None) if self._can_cut else (texts[i], fed[:0], Draft(fed)))
         return written
 
-    def _n_more(
-        self,
-        feeds: Sequence[tuple[CachedText, np.ndarray, Draft | None]],
-        requests: Sequence[DraftRequest],
-        n_written: int,
-        n_wanted: int,
-    ) -> int:
+    def _n_more(self, feeds: Shares, requests: Sequence[DraftRequest], n_written: int, n_wanted: int) -> int:
         """How many passes more are begun together with the next one; see `n_chained`."""
         room = min(self._n_ctx - cached.n - len(tokens) for cached, tokens, _ in feeds)
         n_most, is_elsewhere = min(n_wanted, room + 1, self._context.chain_rows // len(feeds)), self._context.is_elsewhere
@@ -326,14 +322,7 @@ class DraftRunner:
             self._warned.add(message)
             get_logger("augury.drafters.draft_model").warning(message)
 
-    def _forward(
-        self,
-        shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]],
-        *,
-        n_rows: int = 1,
-        n_more: int = 0,
-        vocabulary: np.ndarray | None = None,
-    ) -> Pass:
+    def _forward(self, shares: Shares, *, n_rows: int = 1, n_more: int = 0, vocabulary: np.ndarray | None = None) -> Pass:
         """One pass over tokens that are cached from then on, and drafts that are not; logits of each one's last `n_rows`.
 
         The tokens of `n_more` passes are cached, too. With a `vocabulary` there are only the logits of its tokens.
@@ -359,9 +348,7 @@ class DraftRunner:
             cached.n += len(feed.tokens)
         return logits
 
-    def _feeds(
-        self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
-    ) -> list[SlotInput]:
+    def _feeds(self, shares: Shares, n_rows: int, n_more: int) -> list[SlotInput]:
         """The input of a pass."""
         return [self._context.prepare(cached.slot, tokens, n_rows, draft, n_more) for cached, tokens, draft in shares]
 

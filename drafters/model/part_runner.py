@@ -24,9 +24,8 @@ from attrs import Factory, define, evolve
 
 from augury.batch import SlotInput
 from augury.drafters.model.cached_text import CachedText, FedRows
-from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner, WrittenDraft
+from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner, Shares, WrittenDraft
 from augury.passes import Context, Pass
-from augury.types import Draft
 
 if TYPE_CHECKING:
     from augury.drafters.model.row_model import Encoder
@@ -175,9 +174,7 @@ class PartRunner(DraftRunner):
         """Keep no more features than may be needed."""
         text.fed.forget(min(text.n_fed - _KEPT, text.n))
 
-    def _feeds(
-        self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], n_rows: int, n_more: int
-    ) -> list[SlotInput]:
+    def _feeds(self, shares: Shares, n_rows: int, n_more: int) -> list[SlotInput]:
         """See `DraftRunner._feeds`: with hidden states."""
         texts = [text for text, _, _ in shares if isinstance(text, FedText)]
         pairs = zip(texts, shares, strict=True)
@@ -188,14 +185,7 @@ class PartRunner(DraftRunner):
         feeds = super()._feeds(shares, n_rows, n_more)
         return [evolve(feed, hidden=rows) for feed, rows in zip(feeds, hidden, strict=True)]
 
-    def _forward(
-        self,
-        shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]],
-        *,
-        n_rows: int = 1,
-        n_more: int = 0,
-        vocabulary: np.ndarray | None = None,
-    ) -> Pass:
+    def _forward(self, shares: Shares, *, n_rows: int = 1, n_more: int = 0, vocabulary: np.ndarray | None = None) -> Pass:
         """See `DraftRunner._forward`; the output for each share's last token is there until the next pass."""
         logits = super()._forward(shares, n_rows=n_rows, n_more=n_more, vocabulary=vocabulary)
         if n_rows:
