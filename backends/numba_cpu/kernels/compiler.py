@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from llvmlite.binding import Linkage
 from numba import _dynfunc
 from numba.core import config
 from numba.core.codegen import JITCodeLibrary
@@ -59,6 +60,11 @@ class _KernelLibrary(JITCodeLibrary):  # type: ignore[misc]
             passes.run(function, builder)
 
     def _optimize_final_module(self) -> None:
+        for function in self._final_module.functions:
+            # What is called has a name that counts from 1 in each process. Code that another process kept may hold one that is
+            # named alike, and the first that is loaded would be called by both.
+            if function.linkage == Linkage.linkonce_odr:
+                function.linkage = Linkage.internal
         passes, builder = self._codegen._module_pass_manager(opt=min(config.OPT, self.optimisation))  # noqa: SLF001
         passes.run(self._final_module, builder)
 

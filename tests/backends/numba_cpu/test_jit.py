@@ -1,15 +1,20 @@
 import errno
+import itertools
 import logging
 import os
 import subprocess
 import sys
 from contextlib import ExitStack
 
+import numba
 import numpy as np
 import pytest
+from numba import carray
+from numba.core.bytecode import FunctionIdentity
 from support.damage import disk_is_full
 
 from augury.backends.numba_cpu.kernels import jit, simd
+from augury.backends.numba_cpu.kernels.by_row import as_pointer
 from augury.files.atomic_file import AtomicFile
 
 # Prepares three kernels in a fresh process, with the cache folder that the test chose, once its standard input has a line or
@@ -128,6 +133,39 @@ def test_a_file_under_another_kernels_name_is_not_loaded(cache):
     second.write_bytes(content)
     assert not is_loaded(kernel := multiplier(2))
     assert applied(kernel) == 42
+
+
+def scaling(factor, monkeypatch):
+    """Compile or load a kernel that calls a function of a factory, as packages' blocks do, and apply it."""
+
+    @numba.njit
+    def scale(x, y):  # so long that it stays a function of its own
+        total = np.float32(0)
+        for i in range(len(x)):
+            total += x[i]
+        for i in range(len(x)):
+            y[i] = total + factor * x[i]
+            if y[i] > 100:
+                y[i] = y[i] ** 0.5
+
+    def scale_at(x, y):
+        scale(carray(as_pointer(x), 3, np.float32), carray(as_pointer(y), 3, np.float32))
+
+    monkeypatch.setattr(FunctionIdentity, "_unique_ids", itertools.count(1 << 40))  # every process counts from the same number
+    x, y = np.float32([1, 2, 3]), np.zeros(3, np.float32)
+    jit.kernel(scale_at, f"scale_by_{factor}")(x.ctypes.data, y.ctypes.data)
+    return y.tolist()
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_a_kernel_calls_is_not_mistaken_for_what_another_process_has_named_alike(monkeypatch):
+    scaling(0, monkeypatch)  # with what they all call
+    for factor in (1, 2):
+        if not (child := os.fork()):
+            scaling(factor, monkeypatch)
+            os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+    assert [scaling(factor, monkeypatch) for factor in (1, 2, 3)] == [[7, 8, 9], [8, 10, 12], [9, 12, 15]]
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "Too many open files")])
