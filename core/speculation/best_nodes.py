@@ -55,6 +55,8 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
     from augury.speculation import kernels
 
     sizes, ranks, rows = [len(slot.tree) for slot in slots], list[int](), list[tuple[int, ...]]()
+    if not any(sizes):  # nothing is proposed
+        return Best([[] for _ in slots], [1.0] * len(slots))
     reach = np.concatenate([slot.reach() for slot in slots])
     for slot, size in zip(slots, sizes, strict=True):
         paid = slot.tree.bits([each for each in slot.by_drafter if each.profile.is_costly or each.profile.is_certain])

@@ -132,7 +132,8 @@ class DraftCost:
         One that took less than half of the known time shows that earlier ones were interrupted.
         """
         self.n_asks += 1
-        counted = min(seconds, CONSTANTS.outlier * self.per_ask) if self.is_warm and self.per_ask else seconds
+        most = CONSTANTS.outlier * self.per_ask
+        counted = most if 0 < most < seconds and self.is_warm else seconds
         self.per_ask += (counted - self.per_ask) * max(CONSTANTS.learn_draft, 1 / self.n_asks)
         n = k or 1  # to decline takes as long as a token
         if n_missed > CONSTANTS.much_missed * n:

@@ -128,12 +128,10 @@ class DraftPlanner:
                 n[i], expected[i] = len(best.nodes[i]), best.expected[i]
                 least = rest.rate(max(expected[i], 1 + CONSTANTS.gain), n[i], 0.0)
                 for drafter in costly[i]:
-                    for k, tokens, seconds, rate in self._lengths(
-                        slot, drafter, rest, len(best.nodes[i]), best.expected[i] - 1
-                    ):
-                        if rate / CONSTANTS.margin > least and k >= slot.n_min:
-                            asked[i], least = CostlyAsk(slot, drafter, k), rate / CONSTANTS.margin
-                            n[i], expected[i], draft_s[i] = k, tokens, seconds
+                    k, tokens, seconds, rate = self._best_length(slot, drafter, rest, len(best.nodes[i]), best.expected[i] - 1)
+                    if rate / CONSTANTS.margin > least:
+                        asked[i], least = CostlyAsk(slot, drafter, k), rate / CONSTANTS.margin
+                        n[i], expected[i], draft_s[i] = k, tokens, seconds
                 if i in asked:
                     asked[i] = self._paced(asked[i], rest, least * CONSTANTS.margin)
                 is_waited_for = any(not ask.k for ask in asked.values())
@@ -141,29 +139,31 @@ class DraftPlanner:
                     asked[i] = probe
         return list(asked.values())
 
-    def _lengths(
+    def _best_length(
         self, slot: SlotProposals, drafter: RequestDrafter, rest: OthersPass, n_nodes: int, n_expected: float
-    ) -> list[tuple[int, float, float, float]]:
-        """The promises of a costly drafter by a draft's length: that, the tokens expected, seconds of drafting, and rate.
+    ) -> tuple[int, float, float, float]:
+        """The best promise of a costly drafter: its length, the tokens expected, seconds of drafting, and rate; 0 of none.
 
         The rate counts a share of the lookups' best nodes, and of the tokens expected of them, which stay beside the draft.
         """
-        profile = drafter.profile
+        profile, cost, curve, chance = drafter.profile, drafter.profile.cost, rest.curve, drafter.chances.typical
+        found = (0, 0.0, 0.0, 0.0)
         if profile.budget.seconds < 0 or self._is_far_behind(drafter):
-            return []
-        n_most = slot.limit if profile.cost.is_known else min(slot.limit, max(CONSTANTS.probe_length, slot.n_min))
-        share = 1 - drafter.chances.typical**CONSTANTS.n_wrong_early
-        n_beside, beside = round(share * n_nodes), share * n_expected
-        expected, found = 1.0, []
-        for k, gain in enumerate(survival(drafter.chances.typical, n_most), start=1):
-            draft_s = profile.cost.hopeful_seconds(k, drafter.n_missed)
-            replay_s = 0.0
+            return found
+        n_most = slot.limit if cost.is_known else min(slot.limit, max(CONSTANTS.probe_length, slot.n_min))
+        share = 1 - chance**CONSTANTS.n_wrong_early
+        n_beside, beside, expected, replay_s = round(share * n_nodes), rest.expected + share * n_expected, 1.0, 0.0
+        first_s = cost.hopeful_seconds(1, drafter.n_missed)
+        further_s = cost.per_further_token if cost.is_known else 0.0
+        for k in range(1, n_most + 1):  # in every round, so without calls
+            gain, draft_s = chance**k, first_s + further_s * (k - 1)
             if self.replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
-                replay_s = rest.curve.extra_s(k, rest.n) / k * max(expected - 1 - (k - 1) * gain, 0.0)
+                replay_s = curve.extra_s(k, rest.n) / k * max(expected - 1 - (k - 1) * gain, 0.0)
             expected += gain
-            found.append(
-                (k, expected, draft_s, rest.rate(expected + beside, min(k + n_beside, slot.limit), draft_s + replay_s))
-            )
+            n = rest.n + min(k + n_beside, slot.limit)
+            rate = (expected + beside) / (curve.hoped[n] + rest.draft_s + draft_s + replay_s)
+            if rate > found[3] and k >= slot.n_min:
+                found = (k, expected, draft_s, rate)
         return found
 
     def _probe(
@@ -318,9 +318,9 @@ class DraftPlanner:
         if profile.is_costly:  # then it was waited for
             drafter.spent_s += profile.counted_s(seconds, expected_s)
         drafter.n_missed = profile.n_waited = 0
-        if cost.is_warm and not profile.is_declared_costly:
-            most = CONSTANTS.cheap / (2 if profile.is_costly else 1)  # of one that was slow for a while
-            profile.is_costly = cost.per_ask > most * self.plain_s
+        is_slow = cost.per_ask > CONSTANTS.cheap * self.plain_s / (2 if profile.is_costly else 1)
+        if is_slow != profile.is_costly and cost.is_warm and not profile.is_declared_costly:
+            profile.is_costly = is_slow
 
     def observe_overhead(self, seconds: float) -> None:
         """A round took so long for each slot that some drafter was asked for, beside drafters' own work."""
