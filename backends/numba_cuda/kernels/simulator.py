@@ -17,20 +17,22 @@ WARP = 32
 
 
 class _Thread:
-    """A thread of a block: its coroutine, and the result of its last meeting."""
+    """A thread of a block, and its coroutine."""
 
-    __slots__ = ("coroutine", "given", "index", "is_over", "n_shared")
+    __slots__ = ("coroutine", "index", "is_over", "n_shared")
 
     def __init__(self, index):
         from greenlet import greenlet
 
         self.index, self.coroutine = index, greenlet(self._live)
+        self.coroutine.switch()
 
-    def _live(self, function, args):
+    def _live(self):
+        self.coroutine.parent.switch()  # begun here, it counts its calls from its maker's on, not from another thread's
         while True:
-            function(*args)
+            _block.function(*_block.args)
             self.is_over = True
-            function, args = _block.home.switch()
+            _block.pass_on()
 
 
 class _Threads(threading.local):
@@ -48,39 +50,36 @@ class _Threads(threading.local):
 
 
 class _Meeting:
-    """Threads that wait for each other, in the order of their indices, and their values."""
+    """Threads that wait for each other, in the order of their indices, their values, and what they are given for these."""
 
-    __slots__ = ("n", "n_there", "threads", "values")
+    __slots__ = ("given", "n", "n_there", "threads", "values")
 
     def __init__(self, threads):
         self.threads, self.n, self.n_there = threads, len(threads), 0
-        self.values = [None] * self.n
+        self.values = self.given = [None] * self.n
 
 
 class _Block:
-    """The threads of the block that runs, and those of them that can go on."""
+    """The threads of the block that runs, those whose turn it is, and those that can go on in the next one."""
 
-    def __init__(self, n):
+    def __init__(self, n, function, args):
         from greenlet import getcurrent
 
         self.threads, self.home = _threads.take(n), getcurrent()
+        self.function, self.args = function, args
         self.shared = []
         self.everyone = _Meeting(self.threads)
         self.warps = [_Meeting(self.threads[i : i + WARP]) for i in range(0, n, WARP)]
 
-    def run(self, function, args, *, is_reversed):
+    def run(self, *, is_reversed):
         """Run all threads to their end."""
-        global _block, _thread  # noqa: PLW0603 - the running thread, as in a thread's registers on a device
+        global _block  # noqa: PLW0603 - as in the registers of a device
         _block = self
-        self.ready, given = self.threads[:: -1 if is_reversed else 1], (function, args)
+        self.ready = self.threads[:: -1 if is_reversed else 1]
         try:
             while self.ready:
-                turn, self.ready = self.ready, []
-                for thread in turn:
-                    _thread = thread
-                    cuda.threadIdx.x = thread.index
-                    thread.coroutine.switch(*given)
-                given = ()
+                self.turn, self.ready = iter(self.ready), []
+                self.pass_on()
             waiting = [thread.index for thread in self.threads if not thread.is_over]
             if waiting:
                 raise RuntimeError(  # noqa: TRY301
@@ -90,19 +89,28 @@ class _Block:
             _threads.idle.clear()  # which wait somewhere in the middle
             raise
 
+    def pass_on(self):
+        """Let the next thread of this turn go on; without one, whoever began the turn."""
+        global _thread  # noqa: PLW0603
+        thread = next(self.turn, None)
+        if thread is None:
+            self.home.switch()
+        else:
+            _thread = thread
+            cuda.threadIdx.x = thread.index
+            thread.coroutine.switch()
+
     def wait(self, meeting, value, combine):
         """Wait until all of a meeting have come; the last one combines their values, and goes on."""
-        thread = _thread
-        meeting.values[thread.index % meeting.n] = value
+        place = _thread.index % meeting.n
+        meeting.values[place] = value
         meeting.n_there += 1
         if meeting.n_there == meeting.n:
-            for each, given in zip(meeting.threads, combine(meeting.values), strict=True):
-                each.given = given
-            self.ready += [each for each in meeting.threads if each is not thread]
-            meeting.n_there = 0
+            meeting.given, meeting.n_there = combine(meeting.values), 0
+            self.ready += meeting.threads[:place] + meeting.threads[place + 1 :]
         else:
-            self.home.switch()
-        return thread.given
+            self.pass_on()
+        return meeting.given[place]  # there until all come again
 
 
 _threads = _Threads()
@@ -153,4 +161,4 @@ def run(function: object, grid: tuple[int, ...], n_threads: int, args: Sequence[
         for place.z in range(grid[2])[::step]:
             for place.y in range(grid[1])[::step]:
                 for place.x in range(grid[0])[::step]:
-                    _Block(n_threads).run(function, args, is_reversed=is_reversed)
+                    _Block(n_threads, function, args).run(is_reversed=is_reversed)
