@@ -2,15 +2,10 @@
 
 Import this module before those that have lanes. A lane is compiled again when anything that its code depends on is another:
 functions, values that they were made with, types.
-
-Numba names machine code after a function's name and its number among those of its process. Of two functions of one name, as
-factories make them, the one that is loaded second would be taken for the first if another process had given it the same number:
-in each process numbers begin elsewhere.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 from functools import partial
 from hashlib import sha256
@@ -19,19 +14,10 @@ from types import CodeType, FunctionType, ModuleType
 import attrs
 import numpy as np
 from numba.core import types
-from numba.core.bytecode import FunctionIdentity
 from numba.core.typing import signature
 
-
-def _begin_numbers():
-    FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(6)))
-
-
-_begin_numbers()
-os.register_at_fork(after_in_child=_begin_numbers)
-
-from augury.backends.numba_cpu.kernels import jit  # noqa: E402 - whose functions get numbers
-from augury.backends.numba_cuda.kernels import instructions  # noqa: E402
+from augury.backends.numba_cpu.kernels import jit
+from augury.backends.numba_cuda.kernels import instructions
 
 _LIBRARIES = ("builtins", "llvmlite", "math", "numba", "numpy")  # whose versions the folder's name has
 
