@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Gating, Layer, NormKind, Rope
+from augury.blocks import Gating, NormKind
 from augury.files.gguf import ModelFile
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import local_size
@@ -42,12 +42,18 @@ Cohere2 = Transformer.family(
 )
 
 
+def _turns(decoder: Decoder, layer: int) -> bool:
+    is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True, has_mtp=True)[layer]
+    return is_local or layer < decoder.keys.count("leading_dense_block_count", least=0)
+
+
 class Cohere2Moe(Transformer):
     """As Cohere2 with experts, whose mean with a shared one counts; the first layers have none, and always rope."""
 
     name = "cohere2moe"
     rope_args = {"is_interleaved": True, "has_factors": True}
     windows = {**_WINDOWS, "is_first": True, "has_mtp": True}
+    turns = _turns
     ffn_args = Cohere2.ffn_args
     experts = {
         **Cohere2.ffn_args,
@@ -62,9 +68,3 @@ class Cohere2Moe(Transformer):
     def decoder(cls, file: ModelFile) -> Decoder:
         is_rms = file.get(f"{cls.name}.attention.layer_norm_rms_epsilon", float, 0.0) != 0.0
         return Decoder(file, norm=NormKind.RMS if is_rms else NormKind.LAYER, may_have_experts=True)
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True, has_mtp=True)[layer]
-        has_rope = is_local or layer < decoder.keys.count("leading_dense_block_count", least=0)
-        return super().layer(decoder, layer, rope if has_rope else None)

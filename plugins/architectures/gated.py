@@ -10,7 +10,7 @@ import attrs
 from augury.blocks import Activation, Layer, Norm, Rope, SecondStream
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import local_base, local_size
-from augury.plugins.architectures.transformer import Transformer
+from augury.plugins.architectures.transformer import Transformer, gates
 
 _POST_EPS = 1e-8  # of Muse Glimmer's norms of blocks' outputs
 
@@ -38,22 +38,17 @@ class MuseGlimmer(Transformer):
 
     @classmethod
     def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        n_mixed = decoder.n_heads[layer] * decoder.value_dim
-        gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, n_mixed, has_scale=False)
-        return {"gate": gate, "post_norm": _post_norm(decoder, f"blk.{layer}.post_attention_norm")}
+        return {"gate": gates(decoder, layer), "post_norm": _post_norm(decoder, f"blk.{layer}.post_attention_norm")}
 
 
-class Spark(Transformer):
-    """Gates by head, GELU; the file says which layers see a window only."""
-
-    name = "spark2_5"
-    local_rotary = {"base": local_base, "n_rot": local_size}
-    windows = {"period": None, "is_required": True}
-    ffn_args = {"activation": Activation.GELU_HALF}
-
-    @classmethod
-    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return {"gate": decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], has_scale=False)}
+Spark = Transformer.family(
+    "spark2_5",
+    "Gates by head, GELU; the file says which layers see a window only.",
+    local_rotary={"base": local_base, "n_rot": local_size},
+    windows={"period": None, "is_required": True},
+    attention_args={"gate": lambda decoder, layer: gates(decoder, layer, by_head=True)},
+    ffn_args={"activation": Activation.GELU_HALF},
+)
 
 
 class Talkie(Transformer):

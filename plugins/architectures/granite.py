@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from augury.blocks import Gating, Layer, Mamba2, Rope
+from augury.blocks import Gating, Mamba2, Rope
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.state_space import mamba2
 from augury.plugins.architectures.transformer import Transformer
@@ -53,23 +53,22 @@ GraniteHybrid = Granite.family(
 )
 
 
-class GraniteSwa(GraniteMoe):
-    """Some layers see a window only, some have no rope, and all have sinks."""
+def _turns(decoder: Decoder, layer: int) -> bool:
+    key = "attention.rope_pattern"  # llama.cpp takes note of an array alone
+    has_pattern = isinstance(decoder.file.metadata.get(decoder.keys.full(key)), np.ndarray)
+    return not has_pattern or decoder.flags(key, 0)[layer]
 
-    name = "granite_swa"
-    windows = {"period": None, "is_required": True}
-    attention_args = {
+
+GraniteSwa = GraniteMoe.family(
+    "granite_swa",
+    "Some layers see a window only, some have no rope, and all have sinks.",
+    windows={"period": None, "is_required": True},
+    turns=_turns,
+    attention_args={
         **GraniteMoe.attention_args,
         "sinks": lambda decoder, layer: decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer]),
-    }
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        key = "attention.rope_pattern"  # llama.cpp takes note of an array alone
-        has_pattern = isinstance(decoder.file.metadata.get(decoder.keys.full(key)), np.ndarray)
-        return super().layer(decoder, layer, None if has_pattern and not decoder.flags(key, 0)[layer] else rope)
-
-
+    },
+)
 MiniCPM = GraniteMoe.family(
     "minicpm",
     "Scales that the first files do not state, and none of scores.",

@@ -10,6 +10,7 @@ from augury.blocks import Layer, ModelPlan, SecondStream
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.transformer import gates
 
 _MOST_LAYERS = 512  # that llama.cpp takes
 
@@ -32,9 +33,7 @@ class HrmText(Architecture):
             keys.fail("block_count", decoder.n_layers, f"{n_stack * n_high * (n_low + 1)}, which layers and cycles make")
         stored = []
         for layer in range(2 * n_stack):
-            n_mixed = decoder.n_heads[layer] * decoder.value_dim
-            gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, n_mixed, has_scale=False)
-            attention = decoder.attention(layer, rope, norm=norm, gate=gate)
+            attention = decoder.attention(layer, rope, norm=norm, gate=gates(decoder, layer))
             stored.append(Layer(attention, decoder.feed_forward(layer, norm=norm)))
         low, high = stored[:n_stack], stored[n_stack:]
         first = decoder.vector("hrm.z_l_init", decoder.n_embd)

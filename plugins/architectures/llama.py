@@ -49,17 +49,12 @@ class Mistral3(Transformer):
         return {"temperature": Temperature(scale, period)}
 
 
-class Smollm3(Transformer):
-    """Every fourth layer has no rope."""
-
-    name = "smollm3"
-    rope_args = {"is_interleaved": True}
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        return super().layer(decoder, layer, rope if (layer + 1) % 4 else None)
-
-
+Smollm3 = Transformer.family(
+    "smollm3",
+    "Every fourth layer has no rope.",
+    rope_args={"is_interleaved": True},
+    turns=lambda _, layer: (layer + 1) % 4 != 0,
+)
 Arcee = Transformer.family(
     "arcee", "Squared ReLU without a gate.", rope_args=_ROPE, ffn_args={"activation": Activation.RELU_SQUARED, "gate": None}
 )
@@ -103,21 +98,15 @@ Refact = Transformer.family(
     attention_args={"has_output_bias": False, "slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0)},
     ffn_args={"has_biases": False},
 )
-
-
-class Baichuan(Transformer):
-    """The 7B model has rope, the 13B model slopes; by the number of layers, as llama.cpp tells them apart."""
-
-    name = "baichuan"
-    rope_args = {"is_interleaved": True}
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        return super().layer(decoder, layer, rope if decoder.n_layers == _N_LAYERS_7B else None)
-
-    @classmethod
-    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        return {"slopes": slopes(decoder.n_heads[layer], 8.0) if decoder.n_layers == _N_LAYERS_13B else None}
+Baichuan = Transformer.family(
+    "baichuan",
+    "The 7B model has rope, the 13B model slopes; by the number of layers, as llama.cpp tells them apart.",
+    rope_args={"is_interleaved": True},
+    turns=lambda decoder, _: decoder.n_layers == _N_LAYERS_7B,
+    attention_args={
+        "slopes": lambda decoder, layer: slopes(decoder.n_heads[layer], 8.0 if decoder.n_layers == _N_LAYERS_13B else 0.0)
+    },
+)
 
 
 class Nanbeige(Transformer):

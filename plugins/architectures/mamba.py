@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import attrs
 
-from augury.blocks import Activation, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan, NormKind, Output, Rope
+from augury.blocks import Activation, Block, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan, NormKind, Output, Rope
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -21,22 +21,19 @@ class MambaModel(Architecture):
     """Layers of Mamba alone."""
 
     name = "mamba"
+    block: ClassVar[Callable[[Decoder, int], Block]] = mamba
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         decoder = Decoder(file, least=0)
-        return {"main": decoder.plan(Layer(mamba(decoder, layer)) for layer in range(decoder.n_layers))}
+        return {"main": decoder.plan(Layer(cls.block(decoder, layer)) for layer in range(decoder.n_layers))}
 
 
-class Mamba2Model(Architecture):
+class Mamba2Model(MambaModel):
     """Layers of Mamba-2 alone."""
 
     name = "mamba2"
-
-    @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, least=0)
-        return {"main": decoder.plan(Layer(mamba2(decoder, layer)) for layer in range(decoder.n_layers))}
+    block = mamba2
 
 
 class FalconH1(Transformer):

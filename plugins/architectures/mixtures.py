@@ -12,7 +12,7 @@ from augury.blocks import Activation, GateKind, Gating, Layer, NormKind, Rope
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import expert_limit, mixture
 from augury.plugins.architectures.rope import base_of, local_base, local_size, own_local_base, plain
-from augury.plugins.architectures.transformer import Transformer
+from augury.plugins.architectures.transformer import Transformer, gates
 
 _PERIOD = 4
 
@@ -62,13 +62,12 @@ class DeepSeekOcr(Transformer):
     """The text model of DeepSeek-OCR: DeepSeek 2 with Llama's attention, and a rope that nothing stretches."""
 
     name = "deepseek2-ocr"
-    rope_args = None
+    attention_args = {"has_output_bias": False}
     experts = {"has_weights_scale": True}
 
     @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - it is plain
-        plain_rope = Rope(plain(decoder.head_dim, base_of(decoder)))
-        return Layer(decoder.attention(layer, plain_rope, has_output_bias=False), cls.feed_forward(decoder, layer))
+    def rope(cls, decoder: Decoder) -> Rope:
+        return Rope(plain(decoder.head_dim, base_of(decoder)))
 
 
 class Mellum(Transformer):
@@ -84,25 +83,17 @@ class Mellum(Transformer):
         return Rope(decoder.rope(is_scaled=False).frequencies)
 
 
-class Afmoe(Transformer):
-    """Trinity: gated attention, normed heads, norms before and after all; layers that see everything have no rope."""
-
-    name = "afmoe"
-    attention_args = {"has_head_norms": True, "has_post_norm": True}
-    ffn_args = {"has_post_norm": True}
-    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_post_norm": True}
-    embedding_args = {"scale": lambda decoder: math.sqrt(decoder.n_embd)}
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        window = decoder.windows(_PERIOD)[layer]
-        n_gates = decoder.n_heads[layer] * decoder.head_dim
-        gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, n_gates, has_scale=False)
-        turned = rope if (layer + 1) % _PERIOD else None
-        if window is not None and turned is not None:
-            turned = decoder.rope(base=local_base(decoder))
-        attention = decoder.attention(layer, turned, window=window, gate=gate, **cls.attention_args)
-        return Layer(attention, cls.feed_forward(decoder, layer))
+Afmoe = Transformer.family(
+    "afmoe",
+    "Trinity: gated attention, normed heads, norms before and after all; layers that see everything have no rope.",
+    local_rotary={"base": local_base},
+    windows={"period": _PERIOD},
+    turns=lambda _, layer: (layer + 1) % _PERIOD != 0,
+    attention_args={"has_head_norms": True, "has_post_norm": True, "gate": gates},
+    ffn_args={"has_post_norm": True},
+    experts={"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_post_norm": True},
+    embedding_args={"scale": lambda decoder: math.sqrt(decoder.n_embd)},
+)
 
 
 class Laguna(Transformer):
@@ -119,11 +110,8 @@ class Laguna(Transformer):
 
     @classmethod
     def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
-        name = f"blk.{layer}.attn_gate"
-        n_gates = decoder.file.tensor(f"{name}.weight").shape[0]
-        if n_gates != decoder.n_heads[layer]:
-            n_gates = decoder.n_heads[layer] * decoder.value_dim
-        return {"gate": decoder.linear(name, decoder.n_embd, n_gates, has_scale=False)}
+        n_gates = decoder.file.tensor(f"blk.{layer}.attn_gate.weight").shape[0]
+        return {"gate": gates(decoder, layer, by_head=n_gates == decoder.n_heads[layer])}
 
 
 Maple = Transformer.family(

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from augury.blocks import Gating, Layer, NormKind, Rope
+from augury.blocks import Gating, NormKind, Rope
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.transformer import Transformer
 
-
-class Olmo(Transformer):
-    """Layer norms without weights; queries, keys and values may be clamped."""
-
-    name = "olmo"
-    decoder_args = {"norm": NormKind.LAYER}
-    rope_args = {"is_interleaved": True}
-    output_args = {"norm": Decoder.plain_norm}
-
-    @classmethod
-    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
-        norm, clamp = decoder.plain_norm(), decoder.keys.number("attention.clamp_kqv", 0.0) or None
-        attention = decoder.attention(layer, rope, norm=norm, clamp=clamp, has_output_bias=False)
-        return Layer(attention, decoder.feed_forward(layer, norm=norm))
+Olmo = Transformer.family(
+    "olmo",
+    "Layer norms without weights; queries, keys and values may be clamped.",
+    decoder_args={"norm": NormKind.LAYER},
+    rope_args={"is_interleaved": True},
+    attention_args={
+        "norm": lambda decoder, _: decoder.plain_norm(),
+        "clamp": lambda decoder, _: decoder.keys.number("attention.clamp_kqv", 0.0) or None,
+        "has_output_bias": False,
+    },
+    ffn_args={"norm": lambda decoder, _: decoder.plain_norm()},
+    output_args={"norm": Decoder.plain_norm},
+)
 
 
 class Olmo2(Transformer):

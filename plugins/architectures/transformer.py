@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, ClassVar, Literal, Self
 
-from augury.blocks import Block, FeedForward, Layer, MixtureOfExperts, ModelPlan, Output, Rope
+from augury.blocks import Block, FeedForward, Layer, Linear, MixtureOfExperts, ModelPlan, Output, Rope
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -23,6 +23,7 @@ class Transformer(Architecture):
         rope_args: Arguments of `Decoder.rope`; None: it has no rotary positions.
         local_rotary: The same for layers with a window; None: these have the rope of the others.
         windows: Arguments of `Decoder.windows`; None: every layer sees all positions.
+        turns: Whether a layer has rotary positions, given its number; None: all have those that the model has.
         attention_args: Arguments of `Decoder.attention`.
         without_heads: Makes the mixer of a layer that has no key heads, given its number; None: all have attention.
         ffn_args: Arguments of `Decoder.feed_forward`.
@@ -36,6 +37,7 @@ class Transformer(Architecture):
     rope_args: ClassVar[Mapping[str, Any] | None] = {}
     local_rotary: ClassVar[Mapping[str, Any] | None] = None
     windows: ClassVar[Mapping[str, Any] | None] = None
+    turns: ClassVar[Callable[[Decoder, int], bool] | None] = None
     attention_args: ClassVar[Mapping[str, Any]] = {}
     without_heads: ClassVar[Callable[[Decoder, int], Block] | None] = None
     ffn_args: ClassVar[Mapping[str, Any]] = {}
@@ -81,6 +83,7 @@ class Transformer(Architecture):
             return Layer(cls.without_heads(decoder, layer), cls.feed_forward(decoder, layer))
         window = None if cls.windows is None else decoder.windows(**cls.windows)[layer]
         turned = rope if window is None else cls.local_rope(decoder, rope)
+        turned = turned if cls.turns is None or cls.turns(decoder, layer) else None
         args = {
             "window": window,
             **_of_file(cls.attention_args, decoder, layer),
@@ -127,6 +130,12 @@ def own_norms(decoder: Decoder, layer: int, *, are_optional: bool = False) -> di
     names = {part: f"blk.{layer}.attn_{part}" for part in heads}
     found = [part for part in heads if not are_optional or f"{names[part]}.weight" in decoder.file.tensors]
     return {part: decoder.norm(names[part], size, shape=(heads[part], size)) for part in found}
+
+
+def gates(decoder: Decoder, layer: int, *, by_head: bool = False) -> Linear:
+    """The gates of attention's mix: one for each value, or for each head."""
+    n_gates = decoder.n_heads[layer] * (1 if by_head else decoder.value_dim)
+    return decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, n_gates, has_scale=False)
 
 
 def slopes(n_heads: int, largest: float) -> tuple[float, ...] | None:
