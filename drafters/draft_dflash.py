@@ -19,13 +19,13 @@ from attrs import evolve
 from augury.drafters.model.block_runner import BlockRunner
 from augury.drafters.model.head_drafter import HeadDrafter
 from augury.drafters.model.model_drafter import drafter_for
-from augury.drafters.model.row_model import RowModel
+from augury.drafters.model.part_runner import RowModel
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 
 if TYPE_CHECKING:
-    from augury.drafters.model.row_model import Encoder
+    from augury.drafters.model.part_runner import Encoder
     from augury.files.gguf import ModelFile
     from augury.passes import Context
 

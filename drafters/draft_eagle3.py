@@ -18,14 +18,13 @@ from attrs import evolve
 
 from augury.drafters.model.block_runner import ParallelRunner
 from augury.drafters.model.head_drafter import HeadDrafter
-from augury.drafters.model.row_model import RowModel
+from augury.drafters.model.part_runner import RowModel
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 
 if TYPE_CHECKING:
     from augury.drafters.model.load_options import HeadOptions
-    from augury.drafters.model.part_runner import PartRunner
-    from augury.drafters.model.row_model import Encoder
+    from augury.drafters.model.part_runner import Encoder, PartRunner
     from augury.interfaces import Session
     from augury.passes import Context
 

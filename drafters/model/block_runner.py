@@ -31,7 +31,7 @@ from augury.passes import ArrayPass, Context, Pass
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from augury.drafters.model.row_model import Encoder, RowModel
+    from augury.drafters.model.part_runner import Encoder, RowModel
 
 _NO_TOKENS = np.empty(0, np.int32)
 

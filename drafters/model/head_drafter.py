@@ -9,8 +9,7 @@ import attrs
 
 from augury.drafters.model.load_options import HeadOptions
 from augury.drafters.model.model_drafter import FeatureDrafter, drafter_for
-from augury.drafters.model.part_runner import PartRunner
-from augury.drafters.model.row_model import Encoder
+from augury.drafters.model.part_runner import Encoder, PartRunner
 from augury.drafters.model.vocabulary_match import size_difference
 from augury.errors import OptionError, UnsupportedError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from augury.backends.numba_cpu.kernels import embed, logits, step
+from augury.backends.numba_cpu.kernels import logits, matmul, step
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter
@@ -20,14 +20,14 @@ _LINE = 16  # floats of a cache line
 class LookUpEmitter(OperationEmitter[LookUp]):
     """Looks up rows of a matrix; every thread for itself where its rows are its own."""
 
-    kernels = (embed.look_up,)
+    kernels = (matmul.look_up,)
 
     def emit(self, tape: Tape) -> None:
         operation, to = self.operation, self.placed.rows(self.operation.out, tape)
         matrix = tape.weights.matrix(operation.table)
         tape.add(
             Work("embedding"),
-            embed.look_up,
+            matmul.look_up,
             embed=tape.weights.address(matrix.kind, "embed"),
             weights=matrix.address,
             x=to,
@@ -41,10 +41,10 @@ class LookUpEmitter(OperationEmitter[LookUp]):
 class ReadTokensEmitter(OperationEmitter[ReadTokens]):
     """Writes the ids of tokens as floats."""
 
-    kernels = (embed.read_tokens,)
+    kernels = (matmul.read_tokens,)
 
     def emit(self, tape: Tape) -> None:
-        tape.add(Work("token ids"), embed.read_tokens, out=self.placed.at(self.operation.out))
+        tape.add(Work("token ids"), matmul.read_tokens, out=self.placed.at(self.operation.out))
 
 
 @EMITTERS.of(SetLayerInputs)
