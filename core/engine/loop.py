@@ -392,7 +392,7 @@ class Loop:
 
     def _summary(self, sequence: RunningSequence) -> Summary:
         """A sequence's figures, of which observers and the log are told."""
-        sequence.counter.plain_s = self._counter.plain_s(self._drafting.plain_s)
+        self._counter.tell_plain(sequence.counter, self._drafting.plain_s)
         summary = sequence.counter.summary()
         if self._on_request is not None:
             guarded(self._on_request, summary=summary)

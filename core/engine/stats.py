@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from statistics import quantiles
 from time import perf_counter
 from typing import Any, Literal, Protocol
 
@@ -18,6 +20,8 @@ from augury.speculation.drafted_sequence import DraftingCounter
 from augury.types import Round, Summary, Timings, TokenLogprob
 
 _LEARN_OVERHEAD = 0.05  # of a round, in the time beside the passes of rounds
+_LAST_ROUNDS, _FEW_ROUNDS = 64, 8  # plain ones, that say how long such a round takes
+_MOST_SPREAD = 1.5  # between the quartiles of these, beyond which others use the machine, too
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, as events cost something to make
 
 
@@ -47,6 +51,7 @@ class RequestCounter(DraftingCounter):
         self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
         self.n_shifts = self.n_restarts = 0
         self.plain_s: float | None = None  # the planner's estimate of a plain round
+        self.plain_range_s: tuple[float, float] | None = None  # of those that were made last
         self._request, self._n_prompt = request, n_prompt
         self._n_recomputed = self._n_emitted = self._n_discarded = 0
         self._draft_lengths: list[int] = []
@@ -145,6 +150,7 @@ class RequestCounter(DraftingCounter):
                 n_prompt=self._n_processed,
                 n_predicted=max(self._n_emitted - 1, 0),
                 plain_s=self.plain_s,
+                plain_range_s=self.plain_range_s,
                 queue_s=self._opened_at - self._submitted_at,
                 first_s=self._first_s,
                 whole_s=self._last_token_at - self._submitted_at if self._n_emitted else 0.0,
@@ -245,6 +251,7 @@ class EngineCounter:
         self._n_slots = n_slots
         self._overhead_s = 0.0  # of a slot's round without drafts, beside its pass
         self._n_overheads = 0
+        self._plain_rounds: deque[float] = deque(maxlen=_LAST_ROUNDS)  # seconds of the last ones without drafts
         self._seen: tuple[dict[str, Any], tuple[_Running, ...]] = (self._counts.copy(), ())
 
     def started(self, n_reused: int, n_recomputed: int) -> None:
@@ -269,10 +276,18 @@ class EngineCounter:
             self._n_overheads += 1
             each_s = min(seconds, seen.forward_s) / n  # one that took longer than its pass compiled, or was interrupted
             self._overhead_s += (each_s - self._overhead_s) * max(_LEARN_OVERHEAD, 1 / self._n_overheads)
+            self._plain_rounds.append(seen.forward_s + seconds)
 
     def plain_s(self, pass_s: float | None) -> float | None:
         """Seconds of a slot's round without drafts, by those of its pass; None where these are unknown. Any thread may ask."""
         return None if pass_s is None else pass_s + self._overhead_s
+
+    def tell_plain(self, counter: RequestCounter, pass_s: float | None) -> None:
+        """Tell a request's figures how long rounds without drafts take."""
+        counter.plain_s = self.plain_s(pass_s)
+        if len(self._plain_rounds) >= _FEW_ROUNDS:
+            first, _, third = quantiles(self._plain_rounds, n=4)
+            counter.plain_range_s = (first, third) if third <= _MOST_SPREAD * first else None
 
     def ended(self, counter: RequestCounter, finish_reason: str | None, *, is_failed: bool) -> None:
         """A request is over."""

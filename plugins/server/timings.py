@@ -19,7 +19,8 @@ def timings(summary: Summary) -> dict[str, Any]:
     """llama.cpp's `timings`, and augury's figures by drafter.
 
     `predicted_ms` begins with the first token, so it is the time of all tokens but that; the rates are as well.
-    `plain_per_second` is the planner's estimate of plain decoding here, or null.
+    `plain_per_second` is the planner's estimate of plain decoding here, or null. `plain_per_second_range` is from what the last
+    rounds without drafts took, or null where these were few or differ much.
     """
     times = summary.timings
     return {
@@ -27,6 +28,7 @@ def timings(summary: Summary) -> dict[str, Any]:
         **_rates("prompt", times.n_prompt, times.n_prompt, times.prompt_s),
         **_rates("predicted", summary.n_emitted, times.n_predicted, times.predict_s),
         "plain_per_second": times.plain_per_second,
+        "plain_per_second_range": times.plain_range_s and [1 / seconds for seconds in reversed(times.plain_range_s)],
         "draft_n": summary.n_drafted,
         "draft_n_accepted": summary.n_accepted,
         "rounds": summary.n_rounds,

@@ -1,5 +1,7 @@
 """What an engine says of itself, while it works and after."""
 
+import itertools
+
 import pytest
 from support.toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
 
@@ -122,7 +124,23 @@ def test_the_plain_speed_counts_a_round_whole_but_no_drafters_part_of_it(monkeyp
     how = {"drafter": lambda toy: SlowDrafter(toy, [(0, 0)]), "planner": planner}
     with toy_engine(**how, observers=(lambda **_: take(1.0), None)) as engine:
         engine._worker._loop._context.model.on_forward = lambda: take(3.0)
-        assert engine.generate([1], max_tokens=9, **GREEDY).stats.timings.plain_per_second == 1 / 4
+        timings = engine.generate([1], max_tokens=9, **GREEDY).stats.timings
+    assert (timings.plain_per_second, timings.plain_range_s) == (1 / 4, (4.0, 4.0))
+
+
+@pytest.mark.parametrize(("pace", "n", "expected"), [(1.1, 40, (3.0, 3.3)), (1.6, 40, None), (1.0, 8, None)])
+def test_what_plain_rounds_took_is_told_unless_they_were_few_or_differ(monkeypatch, pace, n, expected):
+    now, turn = [0.0], itertools.cycle([3.0, 3.0 * pace])
+
+    def take():
+        now[0] += next(turn)
+
+    for module in (loop, round_pass):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    with toy_engine() as engine:
+        engine._worker._loop._context.model.on_forward = take
+        found = engine.generate([1], max_tokens=n, **GREEDY).stats.timings.plain_range_s
+    assert found == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_slot_tells_who_drafted_how_far_and_what_was_accepted():

@@ -17,6 +17,7 @@ export const newAnswer = () => ({
   finish: null,
   error: null,
   timings: null,
+  plainSpeed: null, // that a comparison measured just before, in tokens per second
 });
 
 /** Get an answer that broke off ready to go on. */
@@ -83,6 +84,19 @@ function addText(answer, text, round, place) {
 export function speedOf(answer) {
   const reported = answer.timings?.predicted_per_second;
   return reported || (answer.seconds > 0.2 ? (answer.nTokens - answer.nBefore - 1) / answer.seconds : null);
+}
+
+/** What plain decoding would do, from and to in tokens per second: as measured by a comparison, or in the last rounds without drafts. */
+export function plainOf(answer) {
+  return answer.plainSpeed ? [answer.plainSpeed, answer.plainSpeed] : (answer.timings?.plain_per_second_range ?? null);
+}
+
+/** How many times as fast as that an answer was, in words; null where it is not known. */
+export function timesPlain(answer) {
+  const speed = speedOf(answer), plain = plainOf(answer);
+  if (!speed || !plain) return null;
+  const [least, most] = plain.map((each) => (speed / each).toFixed(2)).reverse();
+  return least === most ? least : `${least} to ${most}`;
 }
 
 /** How many tokens each drafter proposed that were accepted, by name. */

@@ -1,6 +1,6 @@
 // The page: what is shown, and what happens when someone does something.
 
-import { addChunk, newAnswer, resume } from "./answer.js";
+import { addChunk, newAnswer, resume, speedOf } from "./answer.js";
 import { chat, models, props, ServerError } from "./api.js";
 import { button, icon, make, morph, onFrame, plural } from "./dom.js";
 import { Panel } from "./panel.js";
@@ -18,7 +18,7 @@ const EXAMPLES = [
   ["Tell a story", "Tell a short story about a lighthouse keeper who counts birds."],
 ];
 
-const server = { name: null, isLoaded: false, drafters: [], plain: null };
+const server = { name: null, isLoaded: false, drafters: [], plain: null }; // `plain`: tokens per second, as it expects to begin with
 const running = new Map(); // by message id, what stops it
 let all = store.conversations();
 let current = store.newConversation();
@@ -29,8 +29,7 @@ const colourOf = (name) => {
   if (!server.drafters.includes(name)) server.drafters.push(name);
   return server.drafters.indexOf(name) % N_COLOURS;
 };
-const plain = () => server.plain;
-const panel = new Panel($("figures"), { colourOf, plain, drafters: () => server.drafters, onRound: highlight });
+const panel = new Panel($("figures"), { colourOf, plain: () => server.plain, drafters: () => server.drafters, onRound: highlight });
 
 // What is shown
 
@@ -51,7 +50,7 @@ function showThread() {
   const elements = messages.map((message) => {
     const known = views.get(message.id);
     if (known && known.message === message && Boolean(known.plainView) === Boolean(message.plain)) return known;
-    const view = new MessageView(message, { act, colourOf, plain });
+    const view = new MessageView(message, { act, colourOf });
     views.set(message.id, view);
     return view;
   });
@@ -108,7 +107,6 @@ async function complete(conversation, message, answer, body, signal) {
   try {
     for await (const chunk of chat(body, apiKey(), signal)) {
       addChunk(answer, chunk, performance.now() / 1000);
-      server.plain = chunk.timings?.plain_per_second ?? server.plain;
       drawSoon(conversation, message, answer);
     }
     answer.status = "done";
@@ -138,6 +136,7 @@ async function run(conversation, message) {
     message.seed ??= settings.sampling.seed ?? Math.floor(Math.random() * 2 ** 31);
     panel.show(message.plain);
     await complete(conversation, message, message.plain, { ...body, ...parameters({ isPlain: true }), seed: message.seed }, stopper.signal);
+    message.answer.plainSpeed = speedOf(message.plain);
     if (conversation === current) panel.show(message.answer);
   }
   if (!message.plain || message.plain.status === "done")

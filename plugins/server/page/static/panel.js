@@ -1,6 +1,6 @@
 // Beside the chat: what speculation did for one answer, while it comes and after.
 
-import { acceptance, speedOf, tokensByDrafter } from "./answer.js";
+import { acceptance, plainOf, speedOf, timesPlain, tokensByDrafter } from "./answer.js";
 import { make, morph, plural, svg } from "./dom.js";
 
 const STEP = 7, BAR = 5, HEIGHT = 92; // pixels of a round and of the chart
@@ -74,16 +74,19 @@ export class Panel {
 
   speed(answer) {
     const speed = speedOf(answer);
-    const plain = answer.timings?.plain_per_second ?? this.plain();
-    const most = Math.max(speed ?? 0, plain ?? 0);
+    const plain = plainOf(answer), times = timesPlain(answer);
+    const most = Math.max(speed ?? 0, ...(plain ?? []));
     const bar = (label, value, kind) => value && make("div", { class: "bar" }, make("span", {}, label),
       svg("svg", { height: 8, "aria-hidden": true }, svg("rect", { class: "track", width: "100%", height: 8, rx: 4 }), svg("rect", { class: kind, width: percent(value, most), height: 8, rx: 4 })),
       make("b", {}, value.toFixed(1)));
-    const ratio = speed && plain ? make("p", { class: speed < plain ? "ratio slower" : "ratio" }, make("b", {}, `${(speed / plain).toFixed(2)}×`), " the plain speed") : null;
+    const ratio = times && make("p", { class: speed < plain[0] ? "ratio slower" : "ratio" }, make("b", {}, `${times}×`), " the plain speed");
+    const source = answer.plainSpeed ? "Plain: as measured just before, with the same seed."
+      : plain ? "Plain: what the last rounds without drafts took. Compare measures it."
+      : answer.timings ? "The plain speed is not known: there were few rounds without drafts, or the machine is busy. Compare measures it." : "";
     return make("section", { class: "speed" },
       make("p", { class: "big" }, make("b", speed ? {} : { class: "none" }, speed ? speed.toFixed(1) : "–"), " tokens per second"), ratio,
-      bar("this answer", speed, "own"), bar("plain", plain, "plain"),
-      make("p", { class: "faint" }, plain ? "Plain: what the planner expects without drafts, here and now." : "The plain speed is not known: this server plans no drafts."));
+      bar("this answer", speed, "own"), plain && bar("plain", (plain[0] + plain[1]) / 2, "plain"),
+      make("p", { class: "faint" }, source));
   }
 
   shares(answer) {

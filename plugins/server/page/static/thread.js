@@ -1,6 +1,6 @@
 // The messages of a conversation as elements. What cannot be done here is asked of the page: `act(what, message)`.
 
-import { tokensByDrafter, speedOf } from "./answer.js";
+import { speedOf, timesPlain, tokensByDrafter } from "./answer.js";
 import { button, make, morph, plural } from "./dom.js";
 import { blocks, linesOf } from "./markdown.js";
 import { verdictOn } from "./comparison.js";
@@ -82,8 +82,8 @@ function ending(message, answer, act) {
 
 /** One message. `update` shows its present state, `place` where it stands among its versions. */
 export class MessageView {
-  constructor(message, { act, colourOf, plain }) {
-    Object.assign(this, { message, act, colourOf, plain, shown: {} });
+  constructor(message, { act, colourOf }) {
+    Object.assign(this, { message, act, colourOf, shown: {} });
     this.tools = make("footer");
     this.element = make("article", { class: message.role, "data-id": message.id });
     if (message.role === "user") this.element.append(make("p", { class: "bubble", dir: "auto" }, message.content), this.tools);
@@ -116,11 +116,11 @@ export class MessageView {
   summary(isShort = false) {
     const { answer } = this.message;
     const speed = speedOf(answer);
-    const plain = answer.timings?.plain_per_second ?? this.plain();
+    const times = timesPlain(answer);
     const nDrafted = [...tokensByDrafter(answer).values()].reduce((sum, n) => sum + n, 0);
     const figures = [plural(answer.nTokens, "token")];
     if (speed) figures.push(`${speed.toFixed(1)} tok/s`);
-    if (speed && plain && nDrafted) figures.push(`${(speed / plain).toFixed(2)}× plain`);
+    if (times && nDrafted) figures.push(`${times}× plain`);
     if (nDrafted) figures.push(`${Math.round((100 * nDrafted) / answer.nTokens)}% drafted`);
     return (isShort && figures.length > 2 ? figures.slice(1, 3) : figures).join(" · ");
   }

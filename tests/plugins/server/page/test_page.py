@@ -37,14 +37,14 @@ def stored(page):
     return [each for each in messages if each["role"] == "user"], [each for each in messages if each["role"] == "assistant"]
 
 
-def answer_with(page, *answers):
-    """Let the next answers be these texts, or have these chunks, in the server's place."""
+def answer_with(page, *answers, timings=None):
+    """Let the next answers be these texts, or have these chunks, in the server's place, and end with these timings."""
     left = iter(answers)
 
     def fulfill(route):
         answer = next(left)
         choices = [{"delta": {"content": answer}, "finish_reason": "stop"}] if isinstance(answer, str) else answer
-        chunks = [{"choices": [choice]} for choice in choices]
+        chunks = [{"choices": [choice]} for choice in choices] + [{"timings": timings}] * bool(timings)
         body = "".join(f"data: {json.dumps(each)}\r\n\r\n" for each in chunks) + "data: [DONE]\r\n\r\n"
         route.fulfill(status=200, content_type="text/event-stream", body=body)
 
@@ -78,16 +78,30 @@ def test_an_answer_streams_tinted_by_who_proposed_it(open_page, proxy, drafting_
     assert tinted.first.evaluate("element => getComputedStyle(element).backgroundColor") == "rgba(0, 0, 0, 0)"
 
 
-def test_the_speed_stands_beside_the_plain_speed_that_the_planner_knows(open_page, server):
+@pytest.mark.parametrize("plain", [(40.0, 50.0), None])
+def test_the_speed_stands_beside_that_of_the_last_rounds_without_drafts_unless_they_differ(open_page, server, plain):
     page = open_page(server.url)
     page.wait_for_selector("#figures >> text=/Without them it expects [0-9.]+ tokens per second/")
+    timings = {"prompt_n": 3, "predicted_per_second": 100.0, "predicted_ms": 50, "plain_per_second_range": plain}
+    origin = [{"text": "yes", "drafter": "suffix", "n_drafted": 1}]
+    answer_with(page, [{"delta": {"content": "yes"}, "draft_origin": origin, "finish_reason": "stop"}], timings=timings)
     ask(page, COPY)
     wait(page)
-    told = stored(page)[1][0]["answer"]["timings"]
-    speed, plain = told["predicted_per_second"], told["plain_per_second"]
-    figures = page.inner_text("#figures")
-    for text in (f"{speed:.1f}", f"{plain:.1f}", f"{speed / plain:.2f}\N{MULTIPLICATION SIGN} the plain speed"):
-        assert text in figures
+    figures, chip = page.inner_text("#figures"), page.inner_text(f"{LAST} >> .chip")
+    assert "100.0" in figures
+    assert ("2.00 to 2.50\N{MULTIPLICATION SIGN} the plain speed" in figures, "45.0" in figures) == (plain is not None,) * 2
+    assert ("2.00 to 2.50\N{MULTIPLICATION SIGN} plain" in chip) == (plain is not None)
+    assert ("not known" in figures) == (plain is None)
+
+
+def test_after_a_comparison_the_plain_speed_is_the_measured_one(page):
+    page.fill("#prompt", COPY)
+    page.click("#compare")
+    wait(page)
+    (message,) = stored(page)[1]
+    speeds = [message[side]["timings"]["predicted_per_second"] for side in ("answer", "plain")]
+    assert f"{speeds[0] / speeds[1]:.2f}\N{MULTIPLICATION SIGN} the plain speed" in page.inner_text("#figures")
+    assert "as measured just before" in page.inner_text("#figures")
 
 
 def test_pointing_at_a_round_shows_it_in_the_text_and_the_other_way_round(page):
