@@ -29,7 +29,7 @@ from augury.plugins.server.downloads import Downloads
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.foreign_fields import FOREIGN_NAMES, shown
-from augury.plugins.server.llama_cpp import completion, embedding, infill, lora, props, router, slots, tokenize
+from augury.plugins.server.llama_cpp import completion, embedding, infill, lora, props, slots, tokenize
 from augury.plugins.server.models import Models
 from augury.plugins.server.ollama import (
     chat as ollama_chat,
@@ -53,7 +53,7 @@ _ROUTERS = (
         embeddings.router,
         responses.router,
     ),
-    *(completion.router, embedding.router, infill.router, lora.router, props.router, router.router, slots.router),
+    *(completion.router, embedding.router, infill.router, lora.router, props.router, slots.router),
     tokenize.router,
     *(ollama_chat.router, ollama_embed.router, ollama_generate.router, ollama_manage.router, ollama_models.router),
 )

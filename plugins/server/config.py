@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import configparser
+import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +15,13 @@ from typing import Any
 from attrs import evolve, frozen
 
 from augury.cli import Parser
-from augury.errors import AuguryError, OptionError
+from augury.errors import AuguryError, ModelFileError, OptionError
 from augury.files.cache import cache_folder
 from augury.files.models import source_of, stored_models
 from augury.interfaces import Progress
 from augury.options import options_of, similar
-from augury.plugins.server import store
 from augury.plugins.server.flags import ServerFlags
+from augury.registry import Registry
 
 _VARIABLE = "AUGURY_"
 _SWITCHES = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
@@ -93,6 +94,29 @@ def files_of(args: argparse.Namespace) -> list[Path]:
     return [path for path in found if path is not None]
 
 
+def path_of(name: str, registry: Registry) -> Path | None:
+    """The file that is here of a model that a client may name."""
+    try:
+        source = source_of(name, registry)
+        return source.find(name, cache_folder("models")) if source.is_public else None
+    except ModelFileError:
+        return None
+
+
+def alias_file() -> Path:
+    """Where the names are that clients gave, as JSON."""
+    return cache_folder("models") / "aliases.json"
+
+
+def aliases() -> dict[str, str]:
+    """These names, each with the model that it means."""
+    try:
+        found = json.loads(alias_file().read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(model) for name, model in found.items()} if isinstance(found, dict) else {}
+
+
 def split(text: str | None) -> tuple[str, ...]:
     """The words of a flag that are separated by commas."""
     return tuple(filter(None, (word.strip() for word in (text or "").split(","))))
@@ -119,7 +143,7 @@ def _stored(base: argparse.Namespace, given: Sequence[ServedModel]) -> list[Serv
 def _aliases_of(name: str, models: Sequence[ServedModel]) -> list[str]:
     """The names that clients gave a model; one that a model has by itself is that one's."""
     taken = {each for model in models for each in model.names}
-    return [alias for alias, meant in store.aliases().items() if meant == name and alias not in taken]
+    return [alias for alias, meant in aliases().items() if meant == name and alias not in taken]
 
 
 def _with_model(args: argparse.Namespace, model: str) -> argparse.Namespace:

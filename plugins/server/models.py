@@ -16,7 +16,7 @@ from augury.cli import say
 from augury.errors import AuguryError, CapacityError
 from augury.log import get_logger
 from augury.memory_limit import n_bytes_of_machine
-from augury.plugins.server import store
+from augury.plugins.server.config import path_of
 from augury.plugins.server.errors import RequestError, as_request_error
 from augury.plugins.server.events import Events, run_watched
 from augury.plugins.server.generation import disconnect, too_long
@@ -118,7 +118,7 @@ class Models:
         """The model of a name, or the file that a client has named in another way, if there is one."""
         wanted = {name, name.removesuffix(":latest")}  # as Ollama's clients call a model without a tag
         found = next((server for server in self.servers if wanted & {*server.options.names}), None)
-        if found is None and self.registry is not None and (path := store.path_of(min(wanted), self.registry)) is not None:
+        if found is None and self.registry is not None and (path := path_of(min(wanted), self.registry)) is not None:
             found = next((server for server in self.servers if path in server.files), None)
         return found
 
