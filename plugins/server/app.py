@@ -24,12 +24,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from augury.errors import AuguryError
 from augury.options import similar
-from augury.plugins.server import anthropic, health, rerank
+from augury.plugins.server import anthropic, embeddings, health, rerank
 from augury.plugins.server.downloads import Downloads
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.foreign_fields import FOREIGN_NAMES, shown
-from augury.plugins.server.llama_cpp import completion, embedding, infill, lora, props, slots, tokenize
+from augury.plugins.server.llama_cpp import completion, infill, lora, props, slots, tokenize
 from augury.plugins.server.models import Models
 from augury.plugins.server.ollama import (
     chat as ollama_chat,
@@ -38,7 +38,7 @@ from augury.plugins.server.ollama import (
     manage as ollama_manage,
     models as ollama_models,
 )
-from augury.plugins.server.openai import chat, completions, embeddings, models, responses
+from augury.plugins.server.openai import chat, completions, models, responses
 from augury.plugins.server.page.routes import add_docs, add_page
 from augury.plugins.server.server import ServerOptions, session
 
@@ -53,7 +53,7 @@ _ROUTERS = (
         embeddings.router,
         responses.router,
     ),
-    *(completion.router, embedding.router, infill.router, lora.router, props.router, slots.router),
+    *(completion.router, infill.router, lora.router, props.router, slots.router),
     tokenize.router,
     *(ollama_chat.router, ollama_embed.router, ollama_generate.router, ollama_manage.router, ollama_models.router),
 )

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 from anyio import to_thread
 from starlette.requests import Request
 
@@ -250,54 +249,17 @@ def check_texts(texts: Sequence[Any]) -> None:
         raise RequestError(400, f"there are {len(texts)} texts, expected at most {_N_TEXTS}")
 
 
-def pooling_of(server: Server, asked: str | None, advice: str) -> str | None:
-    """The pooling with which texts have one vector each, as the request, the flag or the file says; None: none of them does.
-
-    Raises:
-        RequestError: There is to be none; the message ends with the advice.
-    """
-    pooling = asked or server.options.pooling or server.engine.info.pooling
-    if pooling == "none":
-        message = "no pooling is asked for, by --pooling or the model's file, but answers here have one vector for each text"
-        raise RequestError(400, f"{message}; {advice}", param="pooling")
-    return pooling
-
-
-async def embed(
-    server: Server, http: Request, texts: Sequence[Sequence[int]], *, pooling: str | None, normalize: bool
-) -> list[np.ndarray]:
-    """Embed token ids, as many texts at once as slots are free.
-
-    Args:
-        server: Whose engine is to embed.
-        http: The request; where its client leaves, no more is computed.
-        texts: At least one.
-        pooling: See `Engine.embed`.
-        normalize: Likewise.
-
-    Raises:
-        AuguryError: As `Engine.embed` does.
-        RequestError: There are too many, or the time is up.
-    """
-    check_texts(texts)
-    n_slots, n_ctx = server.engine.config["n_slots"], server.engine.config["n_ctx"]
-    if pooling == "none" and (n := sum(map(len, texts))) > n_slots * n_ctx:
-        raise RequestError(400, f"there are {n} tokens, expected at most {n_slots * n_ctx} where each has an embedding")
-    return list(await _unless_left(server, http, server.engine.aembed(texts, pooling=pooling, normalize=normalize)))
-
-
-async def rank(server: Server, http: Request, texts: Sequence[Sequence[int]]) -> list[float]:
-    """Scores of a model with a rank head; see `Engine.arank` and `embed`."""
-    found: list[float] = (await _unless_left(server, http, server.engine.arank(texts))).tolist()
-    return found
-
-
 async def score(server: Server, http: Request, texts: Sequence[Any], n_top: int) -> list[list[PromptToken]]:
-    """Log-probabilities of texts' own tokens; see `Engine.score` and `embed`."""
-    return list(await _unless_left(server, http, server.engine.ascore(list(texts), logprobs=n_top)))
+    """Log-probabilities of texts' own tokens, as `Engine.score` computes them.
+
+    Raises:
+        AuguryError: As `Engine.score` does.
+        RequestError: The time is up.
+    """
+    return list(await unless_left(server, http, server.engine.ascore(list(texts), logprobs=n_top)))
 
 
-async def _unless_left(server: Server, http: Request, work: Coroutine[Any, Any, Any]) -> Any:
+async def unless_left(server: Server, http: Request, work: Coroutine[Any, Any, Any]) -> Any:
     """The result of work; it is cancelled if the client leaves or the time is up."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(disconnect(http))
     try:

@@ -10,9 +10,10 @@ from anyio import to_thread
 from pydantic import AliasChoices, Field
 from starlette.requests import Request
 
+from augury.plugins.server.embeddings import embed, pooling_of, usage
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields, RequestFields
-from augury.plugins.server.generation import check_texts, embed, pooling_of, rank
+from augury.plugins.server.generation import check_texts, unless_left
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.prompts import MOST_TEXT, mixed_tokens, needed
 from augury.plugins.server.openai.answer import head
@@ -71,7 +72,7 @@ async def rerank(body: RerankRequest, http: Request, server: Serving) -> Any:
     ]
     meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": n_tokens}}  # Cohere's
     begun = {"id": f"rerank-{uuid4().hex}", "object": "list", "model": server.name}
-    return begun | {"results": results, "scored_by": _way(server), "meta": meta, "usage": _usage(n_tokens)}
+    return begun | {"results": results, "scored_by": _way(server), "meta": meta, "usage": usage(n_tokens)}
 
 
 @router.post("/score", response_model=dict[str, Any])
@@ -86,7 +87,7 @@ async def score(body: ScoreRequest, http: Request, server: Serving) -> Any:
         raise RequestError(400, message, param="text_1")
     scores, n_tokens = await _scored(server, http, queries, texts)
     data = [{"index": i, "object": "score", "score": each} for i, each in enumerate(scores)]
-    return head(server, "list", "score") | {"data": data, "scored_by": _way(server), "usage": _usage(n_tokens)}
+    return head(server, "list", "score") | {"data": data, "scored_by": _way(server), "usage": usage(n_tokens)}
 
 
 async def _scored(
@@ -117,7 +118,7 @@ async def _scored(
 
     ids = await to_thread.run_sync(encoded)
     if made is not None:
-        found = await rank(server, http, ids)
+        found = (await unless_left(server, http, server.engine.arank(ids))).tolist()
     else:
         vectors = await embed(server, http, ids, pooling=pooling_of(server, None, _ADVICE), normalize=True)
         of = dict(zip(dict.fromkeys((*queries, *texts)), vectors, strict=True))
@@ -136,7 +137,3 @@ def _pair(head: RankHead, tokenizer: Tokenizer, query: str, text: str, n_most: i
 
 def _way(server: Server) -> str:
     return "embeddings" if server.engine.info.rank_head is None else "rank head"
-
-
-def _usage(n_tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": n_tokens, "total_tokens": n_tokens}

@@ -10,11 +10,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from augury.plugins.server.generation import check_texts, embed, pooling_of
+from augury.plugins.server.embeddings import check_dimensions, embed, pooling_of, shortened
+from augury.plugins.server.generation import check_texts
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.ollama.fields import Clock, ModelRequest, Options, Serving
-from augury.plugins.server.openai.embeddings import check_dimensions, shortened
 from augury.plugins.server.server import Server
 
 router = api_router(ignores_type=True)

@@ -7,11 +7,11 @@ from hypothesis import given, strategies as st
 
 from augury.plugins.server import app  # noqa: F401 - all forms of requests
 from augury.plugins.server.anthropic import MessagesRequest
+from augury.plugins.server.embeddings import EmbeddingRequest
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.llama_cpp.infill import InfillRequest
 from augury.plugins.server.llama_cpp.tokenize import TokenizeRequest
 from augury.plugins.server.openai.chat import ChatRequest
-from augury.plugins.server.openai.embeddings import EmbeddingRequest
 from augury.plugins.server.openai.responses import ResponsesRequest
 
 OWN = {"input_schema", "parameters", "schema", "chat_template_kwargs", "tool_calls", "citations", "cache_control"}
