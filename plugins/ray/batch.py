@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from augury.cli import load_engine, say, use_template
 from augury.errors import AuguryError
 from augury.plugins.ray import cluster
-from augury.plugins.server.batch import answers, lines
+from augury.plugins.server.batch import answers, rows
 
 _N_TRIES = 25  # of a line whose workers die: perhaps it kills them
 _AGAIN_S = 0.2
@@ -38,7 +38,7 @@ class Actor:
         use_template(engine, template, parse_special=given.parse_special)
         self._answers = answers.Answers(engine, params, given.chat_template_kwargs)
 
-    async def answer(self, line: lines.Line) -> answers.Row:
+    async def answer(self, line: rows.Line) -> answers.Row:
         """The row of a line."""
         if self._answers is None:  # it was restarted meanwhile
             raise ActorUnavailableError("the engine is not loaded", None)
@@ -74,7 +74,7 @@ class Workers:
         )  # a place of a worker in one of its lives
         self.n_ahead = self._n_each * len(self._workers)
 
-    async def answer(self, line: lines.Line) -> answers.Row:
+    async def answer(self, line: rows.Line) -> answers.Row:
         """The row of a line, whoever computed it.
 
         Raises:

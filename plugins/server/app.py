@@ -24,20 +24,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from augury.errors import AuguryError
 from augury.options import similar
-from augury.plugins.server import anthropic, embeddings, health, rerank
+from augury.plugins.server import anthropic, embeddings, metrics, rerank
 from augury.plugins.server.downloads import Downloads
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.foreign_fields import FOREIGN_NAMES, shown
-from augury.plugins.server.llama_cpp import completion, infill, lora, props, slots, tokenize
+from augury.plugins.server.llama_cpp import completion, infill, props, slots, tokenize
 from augury.plugins.server.models import Models
-from augury.plugins.server.ollama import (
-    chat as ollama_chat,
-    embed as ollama_embed,
-    generate as ollama_generate,
-    manage as ollama_manage,
-    models as ollama_models,
-)
+from augury.plugins.server.ollama import chat as ollama_chat, embed as ollama_embed, models as ollama_models
 from augury.plugins.server.openai import chat, completions, models, responses
 from augury.plugins.server.page.routes import add_docs, add_page
 from augury.plugins.server.server import ServerOptions, session
@@ -45,7 +39,7 @@ from augury.plugins.server.server import ServerOptions, session
 _ROUTERS = (
     *(
         anthropic.router,
-        health.router,
+        metrics.router,
         rerank.router,
         models.router,
         chat.router,
@@ -53,9 +47,9 @@ _ROUTERS = (
         embeddings.router,
         responses.router,
     ),
-    *(completion.router, infill.router, lora.router, props.router, slots.router),
+    *(completion.router, infill.router, props.router, slots.router),
     tokenize.router,
-    *(ollama_chat.router, ollama_embed.router, ollama_generate.router, ollama_manage.router, ollama_models.router),
+    *(ollama_chat.router, ollama_embed.router, ollama_models.router),
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads, like the files below /static/
 _MAX_HEAD = 64 << 10  # bytes; h11 limits one that comes in parts

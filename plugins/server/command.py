@@ -50,11 +50,10 @@ from augury.plugins.server.libraries import check_libraries
 
 if TYPE_CHECKING:
     from augury.cli import Parser
-    from augury.plugins.server.file_facts import FileFacts
     from augury.plugins.server.learner import Learner
     from augury.plugins.server.metrics import Metrics
     from augury.plugins.server.models import Models
-    from augury.plugins.server.server import LoadingProgress, Server, ServerOptions
+    from augury.plugins.server.server import FileFacts, LoadingProgress, Server, ServerOptions
 
 _N_SLOTS = 4
 _LOOPBACKS = ("127.0.0.1", "::1", "localhost")
@@ -248,7 +247,7 @@ def _replicas(args: argparse.Namespace, template: str | None, metrics: Metrics |
 
 def _facts_of(args: argparse.Namespace, known: dict[Path, FileFacts]) -> FileFacts:
     """The facts of a model's file, none of one that has yet to be downloaded; `known` are those that were read."""
-    from augury.plugins.server.file_facts import FileFacts
+    from augury.plugins.server.server import FileFacts
 
     path = source_of(args.model, args.registry).find(args.model, cache_folder("models"))
     if path is None:

@@ -23,15 +23,11 @@ async def plan_chat(
     server: Server,
     messages: Sequence[Mapping[str, Any]],
     *,
-    tools: Sequence[Mapping[str, Any]] | None,
-    tool_choice: str | Mapping[str, Any],
-    is_parallel: bool,
-    json_schema: Mapping[str, Any] | None,
     reasoning: Literal["none", "deepseek", "auto"] | None = None,
     budget: int | None = None,
     effort: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    add_generation_prompt: bool = True,
+    **more: Any,
 ) -> tuple[ChatPlan, dict[str, Any]]:
     """Plan an answer.
 
@@ -39,15 +35,11 @@ async def plan_chat(
         body: The request; the flag of `budget` does not apply to one with a form for the whole output.
         server: Whose model is to answer.
         messages: The conversation, as OpenAI's clients send it.
-        tools: See `ChatFormat.plan`.
-        tool_choice: Likewise.
-        is_parallel: Likewise.
-        json_schema: Likewise.
         reasoning: See `ChatFormat.plan`; None for the server's flag.
         budget: How many tokens reasoning may take; None, or less than 0, for as many as the server's flag says.
         effort: How hard to think, a variable of chat templates that know it.
         kwargs: Other variables of the chat template, beside those of the server's flags.
-        add_generation_prompt: See `ChatTemplate.render`.
+        more: Further arguments of `ChatFormat.plan`.
 
     Returns:
         How the answer is to be read, and the arguments of `Engine.submit`.
@@ -60,14 +52,10 @@ async def plan_chat(
         partial(
             server.chat_format.plan,
             without_billing(messages),
-            tools=tools,
-            tool_choice=tool_choice,
-            is_parallel=is_parallel,
             reasoning=reasoning or server.options.reasoning_format,
             kwargs=names,
-            add_generation_prompt=add_generation_prompt,
-            json_schema=json_schema,
             budget=budget if 0 <= budget < server.engine.config["n_ctx"] else None,  # the context is full before
+            **more,
         )
     )
     return plan, dict(plan.params)
@@ -98,20 +86,27 @@ class AnswerReader:
 
     Attributes:
         n_reasoning: How many of its tokens were reasoning.
-        parser: Of its text.
     """
 
-    def __init__(self, plan: ChatPlan) -> None:
+    def __init__(self, plan: ChatPlan | None) -> None:
+        """Begin to read; without a plan the answer's text stands as it is."""
         self.n_reasoning = 0
         self._plan = plan
-        self.parser = plan.parser()
+        self._parser = None if plan is None else plan.parser()
         self._is_reasoning = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer ended within a call."""
+        return self._parser is not None and self._parser.is_cut
 
     def read(self, piece: Token | Result) -> list[Delta]:
         """The deltas of a token, or of the answer's end."""
+        if self._plan is None or self._parser is None:
+            return [Delta(content=piece.text)] if isinstance(piece, Token) and piece.text else []
         if isinstance(piece, Result):
-            return self.parser.flush()
-        found = self.parser.push(self._plan.text(piece))
+            return self._parser.flush()
+        found = self._parser.push(self._plan.text(piece))
         if found:  # a token that adds nothing yet belongs to the text before it
             self._is_reasoning = bool(found[-1].reasoning)
         self.n_reasoning += self._is_reasoning

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,8 +17,8 @@ from starlette.requests import Request
 
 from augury.cli import ProgressDisplay, say
 from augury.errors import AuguryError
+from augury.files.gguf import ModelFile
 from augury.plugins.server.errors import RequestError
-from augury.plugins.server.file_facts import FileFacts
 from augury.plugins.server.tools import ChatFormat
 
 if TYPE_CHECKING:
@@ -29,6 +32,45 @@ session = ContextVar("session", default="")
 """What a request says in `x-session-id`: requests of one session go to one replica."""
 _PATIENCE_S = 30.0
 _BODY_S = 60.0
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+@frozen
+class FileFacts:
+    """What a model's file tells."""
+
+    n_bytes: int = 0
+    digest: str = ""
+    architecture: str = "unknown"
+    n_parameters: int = 0
+    quant: str = "unknown"  # the type of most of its bytes
+    modified_at: datetime = _EPOCH
+    metadata: Mapping[str, Any] = Factory(dict)  # for JSON: lists are left out, which have a value for each token
+
+    @classmethod
+    def of(cls, path: Path, override_kv: Mapping[str, Any] | None) -> FileFacts:
+        """The facts of a file.
+
+        Raises:
+            ModelFileError: It cannot be read.
+        """
+        with ModelFile.open(path, override_kv) as file:
+            n_bytes = Counter[str]()
+            for tensor in file.tensors.values():
+                n_bytes[tensor.type.name] += tensor.n_bytes
+            return cls(
+                n_bytes=file.n_bytes,
+                digest=file.digest,
+                architecture=file.architecture,
+                n_parameters=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
+                quant=n_bytes.most_common(1)[0][0] if n_bytes else "unknown",
+                modified_at=datetime.fromtimestamp(max(each.stat().st_mtime for each in file.paths), UTC),
+                metadata={key: value for key, value in file.metadata.items() if _is_single(value)},
+            )
+
+
+def _is_single(value: object) -> bool:
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 @frozen

@@ -25,7 +25,7 @@ from augury.errors import AuguryError, OptionError
 
 if TYPE_CHECKING:
     from augury import Registry
-    from augury.plugins.server.batch.answering import Answering
+    from augury.plugins.server.batch.answers import Answering
 
 _N_SLOTS = 4
 
@@ -62,9 +62,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def _run(args: argparse.Namespace) -> int:
     # here: other commands wait for none of it
-    from augury.plugins.server.batch.answering import Tally, answer_all
-    from augury.plugins.server.batch.lines import ids_of, read_lines
-    from augury.plugins.server.batch.rows import RowFile
+    from augury.plugins.server.batch.answers import Tally, answer_all
+    from augury.plugins.server.batch.rows import RowFile, ids_of, read_lines
 
     params = request_params(args)
     places = ids_of(args.input)

@@ -12,8 +12,7 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router
-from augury.plugins.server.llama_cpp.completion import answer
-from augury.plugins.server.llama_cpp.fields import CompletionFields
+from augury.plugins.server.llama_cpp.completion import CompletionFields, answer
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.server import Server, Serving
 from augury.text.tokenizer import Tokenizer

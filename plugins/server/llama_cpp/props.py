@@ -1,16 +1,16 @@
-"""`/props`: a model of the server, and its settings."""
+"""`/props`, a model of the server and its settings, and `/lora-adapters`: how much the adapters count that it has."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from augury.plugins.server.errors import RequestError
-from augury.plugins.server.fields import Fields
+from augury.plugins.server.fields import AdapterScale, Fields
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import generation_settings
 from augury.plugins.server.models import AllModels
 from augury.plugins.server.openai.answer import BUILD
-from augury.plugins.server.server import Named, Server
+from augury.plugins.server.server import Named, Server, Serving
 
 router = api_router()
 
@@ -53,4 +53,21 @@ def change_props(_body: Fields, server: Named) -> dict[str, bool]:
     """Change properties, of which there are none yet: that a client may ask is all that --props says."""
     if not server.options.takes_props:
         raise RequestError(501, "this server's properties cannot be changed; start it with --props")
+    return {"success": True}
+
+
+@router.get("/lora-adapters")
+def adapters(server: Serving) -> list[dict[str, Any]]:
+    """The adapters, by their numbers."""
+    found = server.engine.adapters
+    return [
+        {"id": i, "path": str(each.path), "scale": scale, "task_name": each.task_name, "prompt_prefix": each.prompt_prefix}
+        for i, (each, scale) in enumerate(zip(found.loaded, found.scales, strict=True))
+    ]
+
+
+@router.post("/lora-adapters")
+def scale_adapters(body: list[AdapterScale], server: Serving) -> dict[str, bool]:
+    """Let adapters count so from now on, and those that are not named not at all."""
+    server.engine.scale_adapters([dict(each) for each in body])
     return {"success": True}

@@ -14,7 +14,7 @@ from augury.plugins.server.embeddings import check_dimensions, embed, pooling_of
 from augury.plugins.server.generation import check_texts
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
-from augury.plugins.server.ollama.fields import Clock, ModelRequest, Options, Serving
+from augury.plugins.server.ollama.answer import Clock, ModelRequest, Options, Serving
 from augury.plugins.server.server import Server
 
 router = api_router(ignores_type=True)

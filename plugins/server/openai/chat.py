@@ -216,7 +216,7 @@ def _choice(body: ChatRequest, server: Server, index: int, read: tuple[AnswerRea
         "index": index,
         "message": message,
         "logprobs": None if entries is None else {"content": entries},
-        "finish_reason": finish_reason(result, has_calls=bool(answer.calls) and not reader.parser.is_cut),
+        "finish_reason": finish_reason(result, has_calls=bool(answer.calls) and not reader.is_cut),
     }
 
 
@@ -245,7 +245,7 @@ async def _events(
             yield event(chunk(index, delta, **(more if number == 0 else {})) | figures)
         if isinstance(piece, Result):
             results[index] = piece
-            reason = finish_reason(piece, has_calls=has_calls[index] and not readers[index].parser.is_cut)
+            reason = finish_reason(piece, has_calls=has_calls[index] and not readers[index].is_cut)
             ended = chunk(index, {}, finish_reason=reason)
             yield event(ended | end_figures([piece]) | made_of(body, server, asked, index, piece))
     if body.is_usage_streamed:

@@ -19,16 +19,16 @@ from support.commands import here
 from support.servers import serving, settled
 
 from augury.errors import OptionError
-from augury.plugins.server import connection, generation
-from augury.plugins.server.connection import Connection
+from augury.plugins.server import generation, process
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields
 from augury.plugins.server.json_route import long_answer, pieces_of
 from augury.plugins.server.llama_cpp import completion
-from augury.plugins.server.llama_cpp.fields import CompletionFields
+from augury.plugins.server.llama_cpp.completion import CompletionFields
 from augury.plugins.server.llama_cpp.infill import InfillRequest
 from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.openai.completions import CompletionRequest
+from augury.plugins.server.process import Connection
 from augury.plugins.server.server import Server, ServerOptions
 from augury.text.chat_template import ChatTemplate
 
@@ -179,7 +179,7 @@ def test_of_connections_one_too_many_is_refused_where_all_others_are_being_answe
         state, wires = ServerState(), [Wire() for _ in range(4)]
         limits = {"head_s": 1000, "body_s": 1000, "read_s": 1000}
         connections = [Connection(uvicorn.Config(lambda: None, log_config=None), state, {}, **limits) for _ in wires]
-        monkeypatch.setattr(connection, "most_connections", lambda: 2)
+        monkeypatch.setattr(process, "most_connections", lambda: 2)
         for each, wire in zip(connections[:2], wires, strict=False):
             each.connection_made(wire)
         connections[0]._stop_waiting("head")  # of a request that is complete

@@ -14,10 +14,8 @@ from support.commands import here, run
 
 from augury import Engine
 from augury.errors import AuguryError
-from augury.plugins.server.batch.answering import Tally, answer_all
-from augury.plugins.server.batch.answers import Answers, Row, seed_of
-from augury.plugins.server.batch.lines import read_lines
-from augury.plugins.server.batch.rows import RowFile
+from augury.plugins.server.batch.answers import Answers, Row, Tally, answer_all, seed_of
+from augury.plugins.server.batch.rows import RowFile, read_lines
 
 FLAGS = [*here(), "-c", "64", "-n", "3"]
 PROMPTS = [{"id": f"p{i}", "tokens": [i + 1, 2 * i + 3]} for i in range(5)]

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import ollama
 import pytest
 
-from augury.plugins.server.ollama.answer import Answer
+from augury.plugins.server.ollama.answer import Answer, Clock
 from augury.plugins.server.ollama.chat import ChatRequest, Message, _said, conversation
-from augury.plugins.server.ollama.fields import Clock
 from augury.plugins.server.tools import Delta
 from augury.types import Result, Summary, Token
 

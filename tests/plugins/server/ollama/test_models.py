@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import ollama
 import pytest
 
-from augury.plugins.server.file_facts import _is_single
 from augury.plugins.server.ollama.models import _short
+from augury.plugins.server.server import _is_single
 
 
 def test_the_model_is_listed_by_each_of_its_names(ollama_client):
