@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import from_json
 from starlette.requests import Request
 
 from augury.engine.params import PromptProgress
@@ -23,7 +22,7 @@ from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import end_figures
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.plugins.server.tools.delta import collect
-from augury.types import Result
+from augury.types import Result, Summary
 
 router = api_router()
 _PING = event({"type": "ping"}, "ping")
@@ -232,9 +231,9 @@ async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any
         content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.content or not (answer.reasoning or answer.calls):
         content.append({"type": "text", "text": answer.content})
-    content += [_tool_use(call.name, _arguments(call.arguments)) for call in answer.calls]
+    content += [_tool_use(call.name, call.given) for call in answer.calls]
     end = _end(result, server, stops, has_calls=bool(answer.calls))
-    return begun | {"content": content} | end | {"usage": _usage(result)} | end_figures([result])
+    return begun | {"content": content} | end | {"usage": _usage(result.stats, result.stats.n_emitted)} | end_figures([result])
 
 
 @router.post("/v1/messages/count_tokens")
@@ -252,8 +251,7 @@ async def _events(
     async for _, piece in pieces:
         if isinstance(piece, PromptProgress):  # the first has the prompt's counts
             if not has_begun:
-                used = _used(piece.n_prompt, piece.n_reused, 0)
-                yield _event("message_start", message=begun | nothing | {"usage": used})
+                yield _event("message_start", message=begun | nothing | {"usage": _usage(piece, 0)})
             has_begun = True
             continue
         for delta in reader.read(piece):
@@ -263,7 +261,7 @@ async def _events(
             for each in blocks.end():
                 yield each
             end = _end(piece, server, stops, has_calls=blocks.has_calls)
-            yield _event("message_delta", delta=end, usage=_usage(piece), **end_figures([piece]))
+            yield _event("message_delta", delta=end, usage=_usage(piece.stats, piece.stats.n_emitted), **end_figures([piece]))
             yield _event("message_stop")
 
 
@@ -313,15 +311,6 @@ def _tool_use(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{uuid4().hex}", "name": name, "input": given}
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """A call's arguments; of one that was cut off, none."""
-    try:
-        found = from_json(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _end(result: Result, server: Server, stops: list[str], *, has_calls: bool) -> dict[str, Any]:
     """Why an answer ended."""
     kind, word = stop_type(result, server.engine.tokenizer, stops)
@@ -335,11 +324,11 @@ def _end(result: Result, server: Server, stops: list[str], *, has_calls: bool) -
     return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
 
 
-def _usage(result: Result) -> dict[str, int]:
+def _usage(prompt: PromptProgress | Summary, n_emitted: int) -> dict[str, int]:
     """Tokens of a request; reused tokens of the prompt are counted apart."""
-    return _used(result.stats.n_prompt, result.stats.n_reused, result.stats.n_emitted)
-
-
-def _used(n_prompt: int, n_reused: int, n_emitted: int) -> dict[str, int]:
-    cached = {"cache_read_input_tokens": n_reused, "cache_creation_input_tokens": 0}
-    return {"input_tokens": n_prompt - n_reused, **cached, "output_tokens": n_emitted}
+    return {
+        "input_tokens": prompt.n_prompt - prompt.n_reused,
+        "cache_read_input_tokens": prompt.n_reused,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": n_emitted,
+    }

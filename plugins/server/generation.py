@@ -99,7 +99,8 @@ class Generation:
             AuguryError: One of them failed.
             RequestError: The time is up, or the server ends.
         """
-        watching = asyncio.create_task(self._cancel_on_disconnect(http))
+        watching = asyncio.create_task(disconnect(http))
+        watching.add_done_callback(lambda _: self.cancel())
         try:
             if until is None:
                 with self._limited():
@@ -188,10 +189,6 @@ class Generation:
             whole = [*(result.prompt or ()), *result.tokens]
             self._loop.run_in_executor(None, self._collection.add, whole, self._states.get(i))
         return result
-
-    async def _cancel_on_disconnect(self, http: Request) -> None:
-        await disconnect(http)
-        self.cancel()
 
 
 async def do_nothing() -> None:

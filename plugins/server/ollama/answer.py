@@ -12,7 +12,6 @@ from uuid import uuid4
 from attrs import frozen
 from fastapi import Depends
 from pydantic import Field
-from pydantic_core import from_json
 from starlette.requests import Request
 
 from augury.plugins.server.conversation import AnswerReader
@@ -269,9 +268,5 @@ def loaded(model: str, said: Callable[..., dict[str, Any]], server: Server) -> d
 
 def called(index: int, call: Call) -> dict[str, Any]:
     """A call, as Ollama writes it."""
-    try:
-        given = from_json(call.arguments or "{}")
-    except ValueError:  # it was cut off
-        given = {}
-    function = {"index": index, "name": call.name, "arguments": given if isinstance(given, dict) else {}}
+    function = {"index": index, "name": call.name, "arguments": call.given}
     return {"id": f"call_{uuid4().hex[:24]}", "function": function}

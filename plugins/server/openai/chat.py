@@ -211,11 +211,11 @@ def _choice(body: ChatRequest, server: Server, index: int, read: tuple[AnswerRea
             {"id": _call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in answer.calls
         ]
-    entries = (_logprob(piece) for piece in result.pieces if not is_end(server, piece)) if body.logprobs else None
+    entries = (logprob_entry(token, token.top_logprobs) for token in result.pieces if not is_end(server, token))
     return {
         "index": index,
         "message": message,
-        "logprobs": None if entries is None else {"content": entries},
+        "logprobs": {"content": entries} if body.logprobs else None,
         "finish_reason": finish_reason(result, has_calls=bool(answer.calls) and not reader.is_cut),
     }
 
@@ -268,14 +268,10 @@ def _more(body: ChatRequest, server: Server, token: Token) -> dict[str, Any]:
     """The figures of a token that the request asked for."""
     found: dict[str, Any] = {}
     if body.logprobs and not is_end(server, token):
-        found["logprobs"] = {"content": [_logprob(token)]}
+        found["logprobs"] = {"content": [logprob_entry(token, token.top_logprobs)]}
     if body.return_draft_origin:
         found["draft_origin"] = draft_origin(token)
     return found
-
-
-def _logprob(token: Token) -> dict[str, Any]:
-    return logprob_entry(token, token.top_logprobs)
 
 
 def _call_id() -> str:

@@ -118,12 +118,18 @@ class ResponsesRequest(EngineFields):
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
         """How the answer is read, and the conversation's arguments of `Engine.submit`."""
+        choice = self.tool_choice
+        if not isinstance(choice, str):
+            choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
         return await plan_chat(
             self,
             server,
             self.messages(),
-            tools=[_tool_of_chat(tool) for tool in self.functions()],
-            tool_choice=_choice_of_chat(self.tool_choice),
+            tools=[  # a function stands one level deeper in chat
+                {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+                for tool in self.functions()
+            ],
+            tool_choice=choice,
             is_parallel=self.parallel_tool_calls,
             json_schema=self.schema_of_answer(),
             effort=None if self.reasoning is None else self.reasoning.effort,
@@ -188,15 +194,6 @@ async def responses(body: ResponsesRequest, http: Request, server: Serving) -> A
     for delta in reader.read_whole(result):
         list(output.add(delta))
     return _ended(begun, output, reader, result)[-1]["response"]
-
-
-def _tool_of_chat(tool: dict[str, Any]) -> dict[str, Any]:
-    """A function in the words of chat, where it stands one level deeper."""
-    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-
-
-def _choice_of_chat(choice: str | dict[str, Any]) -> str | dict[str, Any]:
-    return choice if isinstance(choice, str) else {"type": choice.get("type"), "function": {"name": choice.get("name")}}
 
 
 def _response(body: ResponsesRequest, server: Server) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from attrs import Factory, define, frozen
+from pydantic_core import from_json
 
 
 @frozen
@@ -24,6 +26,15 @@ class Call:
 
     name: str
     arguments: str = ""  # JSON
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments that they are; of a call that was cut off, none."""
+        try:
+            found = from_json(self.arguments)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 @define
