@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import metadata
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, get_origin
 from urllib.parse import urlsplit
 
@@ -36,20 +36,12 @@ from augury.plugins.server.openai import chat, completions, models, responses
 from augury.plugins.server.page.routes import add_docs, add_page
 from augury.plugins.server.server import ServerOptions, session
 
-_ROUTERS = (
-    *(
-        anthropic.router,
-        metrics.router,
-        rerank.router,
-        models.router,
-        chat.router,
-        completions.router,
-        embeddings.router,
-        responses.router,
-    ),
-    *(completion.router, infill.router, props.router, slots.router),
-    tokenize.router,
-    *(ollama_chat.router, ollama_embed.router, ollama_models.router),
+_ROUTERS = tuple(
+    module.router
+    for module in (
+        *(anthropic, embeddings, metrics, rerank, models, chat, completions, responses, tokenize),
+        *(completion, infill, props, slots, ollama_chat, ollama_embed, ollama_models),
+    )
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads, like the files below /static/
 _MAX_HEAD = 64 << 10  # bytes; h11 limits one that comes in parts
@@ -191,14 +183,17 @@ class _Gate:
 
     def _names_this_machine(self, request: Request) -> bool:
         """Whether a request over the loopback asks for this machine, and not for a page's name that was made to mean it."""
-        if not _is_loopback((request.scope.get("server") or ("",))[0]) or "*" in self._options.cors_origins:
+        own = _address((request.scope.get("server") or ("",))[0])
+        if own is None or not own.is_loopback or "*" in self._options.cors_origins:
             return True
         try:
             name = (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").rstrip(".")
         except ValueError:
             return False
         # of addresses, and of names without a dot or with these ends, no page can make other ones
-        return "." not in name or name.endswith((".localhost", ".internal")) or name in self._hosts or _is_address(name)
+        return (
+            "." not in name or name.endswith((".localhost", ".internal")) or name in self._hosts or _address(name) is not None
+        )
 
     def _is_welcome(self, request: Request) -> bool:
         """Whether a page that asks for more than to read is the server's own or named; none asks where nothing is told."""
@@ -233,16 +228,12 @@ def _head_refusal(request: Request) -> RequestError | None:
     return None
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    """The address that a name is; None of another name."""
     try:
-        ip_address(name)
+        return ip_address(name)
     except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(name: str) -> bool:
-    return _is_address(name) and ip_address(name).is_loopback
+        return None
 
 
 def _answer(error: RequestError, path: str) -> JSONResponse:

@@ -98,7 +98,9 @@ async def embed(
     n_slots, n_ctx = server.engine.config["n_slots"], server.engine.config["n_ctx"]
     if pooling == "none" and (n := sum(map(len, texts))) > n_slots * n_ctx:
         raise RequestError(400, f"there are {n} tokens, expected at most {n_slots * n_ctx} where each has an embedding")
-    return list(await unless_left(server, http, server.engine.aembed(texts, pooling=pooling, normalize=normalize)))
+    return list(
+        await unless_left(server.options.timeout_s, http, server.engine.aembed(texts, pooling=pooling, normalize=normalize))
+    )
 
 
 def check_dimensions(server: Server, n: int | None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -180,7 +180,7 @@ class Generation:
             tokens = tuple(token.token for token in pieces)
             result = attrs.evolve(result, pieces=pieces, tokens=tokens, text=text, finish_reason="cancelled")
         elif self._is_expired and result.finish_reason == "cancelled":
-            raise too_long(self._timeout_s)
+            raise _too_long(self._timeout_s)
         elif result.finish_reason == "cancelled":
             raise RequestError(503, "the server ends, and with it the answer")  # or the client has gone, and nobody reads this
         if self._server.metrics is not None:
@@ -253,23 +253,23 @@ async def score(server: Server, http: Request, texts: Sequence[Any], n_top: int)
         AuguryError: As `Engine.score` does.
         RequestError: The time is up.
     """
-    return list(await unless_left(server, http, server.engine.ascore(list(texts), logprobs=n_top)))
+    return list(await unless_left(server.options.timeout_s, http, server.engine.ascore(list(texts), logprobs=n_top)))
 
 
-async def unless_left(server: Server, http: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of work; it is cancelled if the client leaves or the time is up."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(disconnect(http))
+async def unless_left(timeout_s: float, http: Request, work: Awaitable[Any]) -> Any:
+    """The result of work; it is cancelled if the client leaves or the time is up, of which an error tells."""
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(disconnect(http))
     try:
-        await asyncio.wait((working, leaving), timeout=server.options.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, leaving), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise too_long(server.options.timeout_s)  # or nobody reads this
+            raise _too_long(timeout_s)  # or nobody reads this
         return working.result()
     finally:
         leaving.cancel()
         working.cancel()
 
 
-def too_long(timeout_s: float) -> RequestError:
+def _too_long(timeout_s: float) -> RequestError:
     """Why a request ends whose time is up."""
     message = f"the request took longer than the {timeout_s:g} s that the server allows (--timeout)"
     return RequestError(504, message, code="timeout")

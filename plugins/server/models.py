@@ -19,7 +19,7 @@ from augury.memory_limit import n_bytes_of_machine
 from augury.plugins.server.config import path_of
 from augury.plugins.server.errors import RequestError, as_request_error
 from augury.plugins.server.events import Events, run_watched
-from augury.plugins.server.generation import disconnect, too_long
+from augury.plugins.server.generation import unless_left
 from augury.plugins.server.server import LoadingProgress, Server
 from augury.registry import Registry
 
@@ -264,14 +264,10 @@ class Models:
 
     async def _wait_for(self, server: Server, http: Request) -> None:
         """Wait until a model is loaded; where its last client leaves before it has room, it is not."""
-        loading, leaving = self._loading(server), asyncio.create_task(disconnect(http))
+        loading = self._loading(server)
         try:
-            await asyncio.wait((loading, leaving), timeout=self.options.timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if not loading.done():
-                raise too_long(self.options.timeout_s)  # or nobody reads this
-            loading.result()
+            await unless_left(self.options.timeout_s, http, asyncio.shield(loading))
         finally:
-            leaving.cancel()
             if server.n_requests == 1 and server in self._queued:
                 loading.cancel()
                 server.loading = None

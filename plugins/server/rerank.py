@@ -118,7 +118,7 @@ async def _scored(
 
     ids = await to_thread.run_sync(encoded)
     if made is not None:
-        found = (await unless_left(server, http, server.engine.arank(ids))).tolist()
+        found = (await unless_left(server.options.timeout_s, http, server.engine.arank(ids))).tolist()
     else:
         vectors = await embed(server, http, ids, pooling=pooling_of(server, None, _ADVICE), normalize=True)
         of = dict(zip(dict.fromkeys((*queries, *texts)), vectors, strict=True))

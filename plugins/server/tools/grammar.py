@@ -63,24 +63,24 @@ class AnswerGrammar:
         kinds = {f"call_{i}": self._call(f"call_{i}", before_name, each, rules) for i, each in enumerate(described)}
         more = "" if is_single or form.n_most == 1 else f" ({self._literal(between)} call)*".replace("( ", "(")
         called = f"{self._literal(begin)} call{more} {self._literal(form.end)}"
-        rules += [f"call: {' | '.join(kinds)}", *(f"{name}: {body}" for name, body in kinds.items()), *self._reasoning()]
+        rules += [f"call: {' | '.join(kinds)}", *(f"{name}: {body}" for name, body in kinds.items())]
         if is_required:
-            return "\n".join([f"start: {self._before()}{called}", *rules])
+            return self._whole(called, *rules)
         if schema is not None and not trigger and form.is_object:  # one language for both: they begin alike
             either = f"({_json(schema)} | {_json(self._calls_as_json(described, is_single=is_single))})"
-            return "\n".join([f"start: {self._before()}{either}", *self._reasoning()])
+            return self._whole(either)
         if schema is not None or form.final:
-            final = f"{self._final()} {'TEXT' if schema is None else _json(schema)}"
-            return "\n".join([f"start: {self._before()}({final} | {called})", f"TEXT: {_ANYTHING}", *rules])
+            final = f"{self._literal(form.final)} {'TEXT' if schema is None else _json(schema)}"
+            return self._whole(f"({final} | {called})", f"TEXT: {_ANYTHING}", *rules)
         if form.opened:
             plain = f"{self._literal(form.before_content)} TEXT"
-            return "\n".join([f"start: {self._before()}({plain} | {called})", f"TEXT: {_ANYTHING}", *rules])
+            return self._whole(f"({plain} | {called})", f"TEXT: {_ANYTHING}", *rules)
         if not trigger:  # a text that begins as calls do is one
-            return "\n".join([f"start: {self._before()}(TEXT | {called})", r"TEXT: /([^{\s](?s:.*))?/", *rules])
+            return self._whole(f"(TEXT | {called})", r"TEXT: /([^{\s](?s:.*))?/", *rules)
         called = f"until {self._literal(begin.strip().removeprefix(trigger))} call{more} {self._literal(form.end)}"
         rest = "" if control_tokens(self.tokenizer, trigger) else f" & ~/(?s:.*){_escaped(trigger)}(?s:.*)/"
         rules += [self._until("until", trigger), f"TEXT: {_ANYTHING}{rest}"]
-        return "\n".join([f"start: {self._before()}(TEXT | {called})", *rules])
+        return self._whole(f"(TEXT | {called})", *rules)
 
     def _calls_as_json(self, described: Sequence[Mapping[str, Any]], *, is_single: bool) -> dict[str, Any]:
         """The schema of an answer that calls, of a form that is JSON throughout."""
@@ -101,10 +101,11 @@ class AnswerGrammar:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """The grammar of an answer that is JSON of a schema. Raises the errors of `calls`."""
-        return "\n".join([f"start: {self._before()}{self._final()} {_json(schema)}", *self._reasoning()])
+        return self._whole(f"{self._literal(self.tools.final)} {_json(schema)}")
 
-    def _final(self) -> str:
-        return self._literal(self.tools.final)
+    def _whole(self, answer: str, *rules: str) -> str:
+        """The grammar of an answer, perhaps after reasoning."""
+        return "\n".join([f"start: {self._before()}{answer}", *rules, *self._reasoning()])
 
     def _call(self, rule: str, before_name: str, described: Mapping[str, Any], rules: list[str]) -> str:
         form, schema, name = self.tools, _arguments(described), _named(described)

@@ -140,11 +140,9 @@ class _Learner:
 
     def _with_headers(self, form: ToolFormat) -> ToolFormat:
         """The format, with the headers of messages that call nothing."""
-        question = [{"role": "user", "content": _USER}]
-        prompt = self.render(question, tools=probe_tools(), add_generation_prompt=True).rpartition(_USER)[2]
+        prompt = self._after_question()
         final = self._plain.partition(_TEXT)[0].removeprefix(prompt)
-        answer = {"role": "assistant", "content": _TEXT, "reasoning_content": _THOUGHT}
-        text = self.render([*question, answer], tools=probe_tools(), add_generation_prompt=False).rpartition(_USER)[2]
+        text = self._after_question({"role": "assistant", "content": _TEXT, "reasoning_content": _THOUGHT})
         analysis, is_written, rest = text.removeprefix(prompt).partition(_THOUGHT)
         between, is_followed, _ = rest.partition(final + _TEXT)
         if not (is_written and is_followed):
@@ -156,8 +154,7 @@ class _Learner:
         """The format, if the prompt ends with what begins each call."""
         if form.begin or form.before_name:
             return form
-        question = [{"role": "user", "content": _USER}]
-        prompt = self.render(question, tools=probe_tools(), add_generation_prompt=True).rpartition(_USER)[2]
+        prompt = self._after_question()
         opened = _common_end(form.between, prompt)
         content = self._plain.partition(_TEXT)[0]
         if not opened or not content.startswith(prompt):
@@ -178,8 +175,12 @@ class _Learner:
             function = {"name": name, "arguments": json.dumps(arguments) if self.is_text else arguments}
             made.append({"id": f"functions.{name}:{i}" if self.is_named else _IDS[i], "type": "function", "function": function})
         message = {"role": "assistant", "content": content} | ({"tool_calls": made} if made else {})
-        asked = {"role": "user", "content": _USER}
-        return self.render([asked, message], tools=probe_tools(), add_generation_prompt=False).rpartition(_USER)[2]
+        return self._after_question(message)
+
+    def _after_question(self, *answer: Mapping[str, Any]) -> str:
+        """What the template writes after a question: an answer, or what comes before every answer."""
+        asked = [{"role": "user", "content": _USER}, *answer]
+        return self.render(asked, tools=probe_tools(), add_generation_prompt=not answer).rpartition(_USER)[2]
 
     def _taken_apart(self, text: str, first: Mapping[str, Any], *, is_single: bool) -> ToolFormat:
         key = _at(text, _KEYS[0])

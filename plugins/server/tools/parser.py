@@ -112,19 +112,16 @@ class AnswerParser:
             elif (yield from self._calls(is_marked=True)):
                 return
             else:
-                yield from self._said("content", self._trigger())
+                yield from self._said("content")
 
-    def _said(self, kind: str, trigger: str) -> _Reading[None]:
-        """A mark that begins no call; control tokens are never said."""
-        if text := "" if trigger.lstrip().startswith("<|") else trigger:
-            yield _piece(kind, text)
-
-    def _trigger(self) -> str:
-        """Takes the mark that begins the text, which begins no call."""
+    def _said(self, kind: str) -> _Reading[None]:
+        """Takes the mark that begins the text, which begins no call; control tokens are never said."""
         text = self._source.text
         n_spaces = len(text) - len(text.lstrip())
         trigger = next(each for each in self._form.triggers if text.startswith(each, n_spaces))
-        return self._source.take(n_spaces + len(trigger))
+        taken = self._source.take(n_spaces + len(trigger))
+        if not trigger.startswith("<|"):
+            yield _piece(kind, taken)
 
     def _opened(self) -> _Reading[bool]:
         """The beginning of an answer whose prompt ends with that of a call. Returns whether it is one."""
@@ -155,7 +152,7 @@ class AnswerParser:
                 break
             if not (yield from self._is_closed(closing)) and (yield from self._calls(is_marked=True)):
                 return True
-            yield from self._said("reasoning", self._trigger())
+            yield from self._said("reasoning")
         yield from self._source.spaces()
         return False
 

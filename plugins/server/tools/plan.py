@@ -242,16 +242,13 @@ def _forced(described: Sequence[Mapping[str, Any]], choice: str | Mapping[str, A
 
 def _for_template(message: Message) -> dict[str, Any]:
     """A message with its calls' arguments as mappings."""
-    if not (calls := message.get("tool_calls")):
-        return dict(message)
-    return {**message, "tool_calls": [_call_for_template(call) for call in calls]}
-
-
-def _call_for_template(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise OptionError(f"a tool call is {call!r}, expected a function with a name and arguments in JSON")
-    return {**call, "function": {**function, "arguments": arguments_of(call)}}
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise OptionError(f"a tool call is {call!r}, expected a function with a name and arguments in JSON")
+        calls.append({**call, "function": {**function, "arguments": arguments_of(call)}})
+    return {**message, "tool_calls": calls} if calls else dict(message)
 
 
 def _with_tools(described: Sequence[Mapping[str, Any]], form: ToolFormat, messages: Sequence[Message]) -> list[Message]:
