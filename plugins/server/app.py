@@ -24,12 +24,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from augury.errors import AuguryError
 from augury.options import similar
-from augury.plugins.server import anthropic, embeddings, metrics, rerank
+from augury.plugins.server import anthropic, embeddings, health, rerank
 from augury.plugins.server.downloads import Downloads
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.foreign_fields import FOREIGN_NAMES, shown
-from augury.plugins.server.llama_cpp import completion, infill, props, slots, tokenize
+from augury.plugins.server.llama_cpp import completion, infill, props, tokenize
 from augury.plugins.server.models import Models
 from augury.plugins.server.ollama import chat as ollama_chat, embed as ollama_embed, models as ollama_models
 from augury.plugins.server.openai import chat, completions, models, responses
@@ -39,8 +39,8 @@ from augury.plugins.server.server import ServerOptions, session
 _ROUTERS = tuple(
     module.router
     for module in (
-        *(anthropic, embeddings, metrics, rerank, models, chat, completions, responses, tokenize),
-        *(completion, infill, props, slots, ollama_chat, ollama_embed, ollama_models),
+        *(anthropic, embeddings, health, rerank, models, chat, completions, responses, tokenize),
+        *(completion, infill, props, ollama_chat, ollama_embed, ollama_models),
     )
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads, like the files below /static/

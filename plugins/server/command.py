@@ -44,8 +44,7 @@ from augury.files.models import resolve, source_of
 from augury.interfaces import Progress
 from augury.options import options_of
 from augury.plugins.learn import head
-from augury.plugins.server.config import ServedModel, files_of, models_of, split
-from augury.plugins.server.flags import ServedModelFlags, ServerFlags
+from augury.plugins.server.config import ServedModel, ServedModelFlags, ServerFlags, files_of, models_of, split
 from augury.plugins.server.libraries import check_libraries
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ async def plan_chat(
     kwargs: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> tuple[ChatPlan, dict[str, Any]]:
-    """Plan an answer.
+    """How the answer to a conversation is to be read, and the arguments of `Engine.submit`.
 
     Args:
         body: The request; the flag of `budget` does not apply to one with a form for the whole output.
@@ -40,9 +40,6 @@ async def plan_chat(
         effort: How hard to think, a variable of chat templates that know it.
         kwargs: Other variables of the chat template, beside those of the server's flags.
         more: Further arguments of `ChatFormat.plan`.
-
-    Returns:
-        How the answer is to be read, and the arguments of `Engine.submit`.
     """
     of_effort = {} if effort is None else {"reasoning_effort": effort}
     names = {**server.options.chat_template_kwargs, **of_effort, **(kwargs or {})}

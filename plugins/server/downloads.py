@@ -20,9 +20,8 @@ from augury.files.atomic_file import write_atomically
 from augury.files.models import removable, remove_model, resolve, source_of
 from augury.plugins.server.config import alias_file, aliases
 from augury.plugins.server.errors import RequestError
-from augury.plugins.server.events import run_watched
 from augury.plugins.server.models import Models
-from augury.plugins.server.server import LoadingProgress
+from augury.plugins.server.server import LoadingProgress, run_watched
 from augury.registry import Registry
 
 _NAME = re.compile(r"\w[\w.-]{0,63}(/\w[\w.-]{0,63}){0,2}(:\w[\w.-]{0,63})?")

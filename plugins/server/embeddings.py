@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -63,9 +63,9 @@ async def embedding(body: LlamaEmbeddingRequest, http: Request, server: Serving)
     """Embed texts; without pooling every token, as it is."""
     pooling = body.pooling or server.options.pooling or server.engine.info.pooling or "none"
     found = await embed(server, http, await _tokens(body.content, server), pooling=pooling, normalize=False)
-    return long_answer(
-        pieces_of([{"index": i, "embedding": _vectors(each, body.embd_normalize)} for i, each in enumerate(found)])
-    )
+    vectors = (each if each.ndim > 1 else [normalized(each, body.embd_normalize)] for each in found)  # of tokens, or of a text
+    answer = [{"index": i, "embedding": (vector.tolist() for vector in each)} for i, each in enumerate(vectors)]
+    return long_answer(pieces_of(answer))
 
 
 async def _tokens(prompt: Prompt, server: Server) -> list[list[int]]:
@@ -116,11 +116,6 @@ def shortened(vector: np.ndarray, n: int | None, *, is_scaled: bool = True) -> n
     part = vector[:n].astype(np.float64)
     length = np.linalg.norm(part)
     return part / length if is_scaled and length > 0 else part
-
-
-def _vectors(found: np.ndarray, p: int) -> Iterator[list[float]]:
-    """The scaled vector of a text, or those of its tokens as they are."""
-    return (vector.tolist() for vector in (found if found.ndim > 1 else [normalized(found, p)]))
 
 
 def normalized(vector: np.ndarray, p: int) -> np.ndarray:

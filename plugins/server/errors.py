@@ -18,7 +18,6 @@ _KINDS = {  # by status, as OpenAI's, llama.cpp's and Anthropic's servers call t
     408: ("timeout_error", "invalid_request_error", "timeout_error"),
     431: ("invalid_request_error", "invalid_request_error", "request_too_large"),
     413: ("invalid_request_error", "invalid_request_error", "request_too_large"),
-    415: ("invalid_request_error", "invalid_request_error", "invalid_request_error"),
     429: ("rate_limit_error", "unavailable_error", "rate_limit_error"),
     500: ("server_error", "server_error", "api_error"),
     501: ("not_supported_error", "not_supported_error", "invalid_request_error"),

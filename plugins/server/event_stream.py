@@ -110,19 +110,11 @@ async def stream(
     has_progress: bool = False,
     as_lines: bool = False,
 ) -> StreamingResponse:
-    """Answer by server-sent events. An error before the first of them is a status, later an event.
+    """Answer what `Generation.begin` is asked by server-sent events. An error before the first is a status, later an event.
 
-    Args:
-        server: Whose engine is to answer.
-        http: The request.
-        body: Its fields.
-        asked: As `Generation.begin` takes it.
-        events: The events of pieces, each made by `event`.
-        error_event: The name of an error's event.
-        until: With which token an answer ends before its time.
-        ping: The keep-alive.
-        has_progress: See `Generation.begin`; always true where the fields ask for it.
-        as_lines: Whether the events are lines of JSON instead, and so are errors; there is no keep-alive, which would be none.
+    `events` makes them of pieces, by `event`; an error's event is called `error_event`, `ping` is the keep-alive, and `until`
+    says with which token an answer ends before its time. With `as_lines` they are lines of JSON instead, and so are errors;
+    there is no keep-alive, which would be none. Pieces tell of progress with `has_progress`, or where the fields ask for it.
     """
     has_progress |= body.return_progress or body.timings_per_token or body.is_usage_continuous
     generation = await Generation.begin(server, asked, has_progress=has_progress)

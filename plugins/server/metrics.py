@@ -1,6 +1,4 @@
-"""For monitoring: `/health` as llama.cpp's server has it, `/ping` and `/version` as vLLM's has, and `/metrics`.
-
-Prometheus reads counters in llama.cpp's names, those of speculation in vLLM's form, by drafter, and histograms in vLLM's names.
+"""Counters for Prometheus, in llama.cpp's names, and of speculation in vLLM's form, by drafter; histograms in vLLM's names.
 
 Requests are counted when they end, all figures at once, so that sums hold: tokens emitted are rounds and tokens accepted.
 """
@@ -8,22 +6,16 @@ Requests are counted when they end, all figures at once, so that sums hold: toke
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.responses import PlainTextResponse, Response
 
 from augury.engine.stats import EngineStats
 from augury.hookspecs import hookimpl
-from augury.plugins.server.errors import RequestError
-from augury.plugins.server.json_route import api_router
-from augury.plugins.server.models import AllModels
 from augury.types import Round, Summary
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # further series of histograms, which nobody reads
@@ -73,7 +65,6 @@ _HISTOGRAMS = {  # by attribute of `Timings`
     "whole_s": ("vllm:e2e_request_latency_seconds", "Seconds from a request to its last token.", _LONG),
     "queue_s": ("vllm:request_queue_time_seconds", "Seconds that a request waits for a slot.", (*_SHORT[:4], *_LONG)),
 }
-_STARTED = int(time.time())
 
 
 class Metrics:
@@ -117,19 +108,10 @@ class Metrics:
         times = summary.timings
         with self._lock:
             self._longest = max(self._longest, summary.n_prompt + summary.n_emitted)
-            counted: Any = {
-                "n_requests": 1,
-                "n_prompt": times.n_prompt,
-                "n_reused": summary.n_reused,
-                "prompt_s": times.prompt_s,
-                "n_emitted": summary.n_emitted,
-                "predict_s": times.predict_s,
-                "n_timed": times.n_predicted,
-                "n_rounds": summary.n_rounds,
-                "n_drafted": summary.n_drafted,
-                "n_accepted": summary.n_accepted,
-            }
-            self._totals.update(counted)
+            counted: Any = {"n_requests": 1, "n_prompt": times.n_prompt, "n_timed": times.n_predicted}
+            counted |= {name: getattr(times, name) for name in ("prompt_s", "predict_s")}
+            of_summary = ("n_reused", "n_emitted", "n_rounds", "n_drafted", "n_accepted")
+            self._totals.update(counted | {name: getattr(summary, name) for name in of_summary})
             for name, each in summary.drafters.items():
                 self._totals["n_drafts"] += each.used
                 for figure in _BY_DRAFTER:
@@ -201,47 +183,3 @@ def exposition(models: Sequence[tuple[Mapping[str, str], Metrics, EngineStats | 
 def _rate(totals: Counter[str], last: Counter[str], n: str, seconds: str) -> float:
     passed = totals[seconds] - last[seconds]
     return (totals[n] - last[n]) / passed if passed > 0 else 0.0
-
-
-router = api_router()
-
-
-@router.get("/health")
-@router.get("/v1/health", include_in_schema=False)
-@router.head("/health", include_in_schema=False)  # as monitors ask, wget --spider for one
-@router.head("/v1/health", include_in_schema=False)
-async def health(_models: AllModels) -> dict[str, str]:
-    """Say that the server is ready; while its only model loads it is not, and says how far it has come."""
-    return {"status": "ok"}
-
-
-@router.get("/ping")
-@router.post("/ping", include_in_schema=False)
-async def ping(models: AllModels) -> dict[str, str]:
-    """Say the same, by the path that SageMaker asks."""
-    return await health(models)
-
-
-@router.get("/version")
-async def version() -> dict[str, str]:
-    """Say which augury this is, in vLLM's form."""
-    return {"version": metadata.version("augury")}
-
-
-@router.get("/metrics", response_class=PlainTextResponse)
-def metrics(models: AllModels) -> Response:
-    """Give the counters of the server's life for Prometheus; where there are several models, each with its name."""
-    counted = [
-        (
-            {"model": server.name} if models.are_several else {},
-            server.metrics,
-            server.engine.stats() if server.has_figures else None,
-        )
-        for server in models.servers
-        if server.metrics is not None
-    ]
-    if not counted:
-        raise RequestError(501, "this server counts nothing for Prometheus; start it with --metrics")
-    answer = Response(exposition(counted), media_type=CONTENT_TYPE_LATEST)
-    answer.raw_headers.append((b"Process-Start-Time-Unix", str(_STARTED).encode()))  # as some clients of llama.cpp's spell it
-    return answer

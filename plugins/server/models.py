@@ -18,9 +18,8 @@ from augury.log import get_logger
 from augury.memory_limit import n_bytes_of_machine
 from augury.plugins.server.config import path_of
 from augury.plugins.server.errors import RequestError, as_request_error
-from augury.plugins.server.events import Events, run_watched
 from augury.plugins.server.generation import unless_left
-from augury.plugins.server.server import LoadingProgress, Server
+from augury.plugins.server.server import Events, LoadingProgress, Server, run_watched
 from augury.registry import Registry
 
 if TYPE_CHECKING:

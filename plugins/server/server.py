@@ -1,16 +1,18 @@
-"""A model that is served: its options, its engine while that is loaded, and how far loading has come."""
+"""A model that is served: its options, its engine while that is loaded, how far loading has come, and who is told of it."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+from anyio import to_thread
 from attrs import Factory, define, frozen
 from fastapi import Depends
 from starlette.requests import Request
@@ -33,6 +35,8 @@ session = ContextVar("session", default="")
 _PATIENCE_S = 30.0
 _BODY_S = 60.0
 _EPOCH = datetime.fromtimestamp(0, UTC)
+_N_WAITING = 1000  # events of a listener that does not read; it misses those after them
+_EVERY_S = 0.2  # progress is told so often
 
 
 @frozen
@@ -276,3 +280,43 @@ Serving = Annotated[Server, Depends(_serving)]
 """The model that a request names, loaded."""
 Named = Annotated[Server, Depends(_named)]
 """The model that a request names, loaded or not."""
+
+
+T = TypeVar("T")
+
+
+class Events:
+    """Hands each event to every listener. Used on the event loop."""
+
+    def __init__(self) -> None:
+        self._listeners = set[asyncio.Queue[dict[str, Any] | None]]()
+
+    def tell(self, model: str, event: str, **data: Any) -> None:
+        """Hand out an event of a model; `*` is all of them."""
+        for each in self._listeners:
+            if not each.full():
+                each.put_nowait({"model": model, "event": event, "data": data})
+
+    def end(self) -> None:
+        """Let all listeners go."""
+        for each in self._listeners:
+            each.put_nowait(None)
+
+    @contextmanager
+    def listening(self) -> Iterator[asyncio.Queue[dict[str, Any] | None]]:
+        """The events from now on; None is their end."""
+        queue = asyncio.Queue[dict[str, Any] | None](_N_WAITING + 1)
+        self._listeners.add(queue)
+        try:
+            yield queue
+        finally:
+            self._listeners.discard(queue)
+
+
+async def run_watched(work: Callable[[], T], tell: Callable[[], None]) -> T:
+    """Do work on another thread, and tell how far it is until it is done."""
+    running = asyncio.ensure_future(to_thread.run_sync(work))
+    while not running.done():
+        await asyncio.wait({running}, timeout=_EVERY_S)
+        tell()
+    return running.result()

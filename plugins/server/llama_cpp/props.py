@@ -1,9 +1,15 @@
-"""`/props`, a model of the server and its settings, and `/lora-adapters`: how much the adapters count that it has."""
+"""A model of the server: `/props`, its settings; `/lora-adapters`, how much they count; `/slots`, which are saved to files."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
 
+from pydantic import Field
+
+from augury.engine.stats import SlotStats
+from augury.errors import CapacityError, ModelFileError
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import AdapterScale, Fields
 from augury.plugins.server.json_route import api_router
@@ -13,6 +19,7 @@ from augury.plugins.server.openai.answer import BUILD
 from augury.plugins.server.server import Named, Server, Serving
 
 router = api_router()
+_LONGEST = 255 - len("..part")  # bytes of a file's name, in every common file system, with what it has while it is written
 
 
 @router.get("/props")
@@ -71,3 +78,105 @@ def scale_adapters(body: list[AdapterScale], server: Serving) -> dict[str, bool]
     """Let adapters count so from now on, and those that are not named not at all."""
     server.engine.scale_adapters([dict(each) for each in body])
     return {"success": True}
+
+
+class SlotFile(Fields):
+    """Which file; none where a slot is erased."""
+
+    filename: str | None = Field(None, min_length=1)
+
+
+@router.get("/slots")
+def slots(server: Named, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
+    """The state of every slot; a model that is not loaded has none."""
+    if not server.options.shows_slots:
+        raise RequestError(501, "this server does not tell what its slots do; start it without --no-slots")
+    if not server.has_figures:
+        return []
+    found = server.engine.stats().slots
+    if fail_on_no_slot and all(slot.state != "idle" for slot in found):
+        raise RequestError(503, "no slot is free", retry_after=1)
+    return [
+        _as_json(slot, server.engine.config["n_ctx"], is_speculative=server.engine.config["spec_type"] != "none")
+        for slot in found
+    ]
+
+
+@router.post("/slots/{id_slot}")
+def act(
+    id_slot: int, action: Literal["save", "restore", "erase"], server: Serving, body: SlotFile | None = None
+) -> dict[str, Any]:
+    """Save a slot to a file, restore it from one, or let it forget its contents."""
+    if server.options.slot_save_path is None:
+        raise RequestError(501, "this server does not save, restore or erase slots; start it with --slot-save-path FOLDER")
+    try:
+        return _act(id_slot, action, server.options.slot_save_path, server, body)
+    except CapacityError as error:
+        raise RequestError(409, str(error), retry_after=1) from error
+
+
+def _act(id_slot: int, action: str, folder: Path, server: Server, body: SlotFile | None) -> dict[str, Any]:
+    if action == "erase":
+        return {"id_slot": id_slot, "n_erased": server.engine.erase_slot(id_slot)}
+    name = None if body is None else body.filename
+    if name is None:
+        raise RequestError(400, "filename is missing, expected the name of a file in the server's folder", param="filename")
+    path, failed = _path(folder, name), 500 if action == "save" else 400  # the disk's fault, or the file's
+    start = perf_counter()
+    try:
+        saved = (server.engine.save_slot if action == "save" else server.engine.load_slot)(id_slot, path)
+        n_bytes = path.stat().st_size
+    except ModelFileError as error:
+        raise RequestError(failed, str(error).replace(str(path), name)) from error
+    except OSError as error:
+        raise RequestError(failed, f"{name}: {error.strerror}") from error
+    ms = (perf_counter() - start) * 1e3
+    n_held = len(saved.tokens) - 1  # the last one was sampled, and not computed
+    facts = {"id_slot": id_slot, "filename": name}
+    if action == "save":
+        return facts | {"n_saved": n_held, "n_written": n_bytes, "timings": {"save_ms": ms}}
+    return facts | {"n_restored": n_held, "n_read": n_bytes, "timings": {"restore_ms": ms}}
+
+
+def _path(folder: Path, name: str) -> Path:
+    """A file in the folder, and nowhere else.
+
+    Raises:
+        RequestError: The name is none of a file there.
+    """
+    is_plain = (
+        name.isprintable() and not set(name) & set("/\\:") and not name.startswith(".") and len(name.encode()) <= _LONGEST
+    )
+    path = folder / name
+    # a link would lead elsewhere, and reading a pipe or a device would wait
+    if not is_plain or path.is_symlink() or (path.exists() and not path.is_file()):
+        raise RequestError(
+            400, f"filename is {name!r}, expected the plain name of a file in the server's folder", param="filename"
+        )
+    return path
+
+
+def _as_json(slot: SlotStats, n_ctx: int, *, is_speculative: bool) -> dict[str, Any]:
+    return {
+        "id": slot.slot,
+        "n_ctx": n_ctx,
+        "speculative": is_speculative,
+        "is_processing": slot.state != "idle",
+        "id_task": slot.id,
+        "state": slot.state,
+        "n_prompt_tokens": slot.n_prompt,
+        "n_held": slot.n_held,
+        "next_token": [
+            {
+                "has_next_token": slot.state == "decoding",
+                "n_remain": -1 if slot.n_left is None else slot.n_left,
+                "n_decoded": slot.n_emitted,
+            }
+        ],
+        "drafters": list(slot.drafters),
+        "drafter": slot.drafter,
+        "draft_n": slot.n_drafted,
+        "draft_n_accepted": slot.n_accepted,
+        "acceptance_rate": slot.n_accepted / slot.n_drafted if slot.n_drafted else 0.0,
+        "draft_lengths": list(slot.draft_lengths),
+    }

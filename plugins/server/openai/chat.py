@@ -18,16 +18,7 @@ from augury.plugins.server.fields import N_MESSAGES, Fields, GivenDeep, draft_or
 from augury.plugins.server.foreign_fields import of_chat
 from augury.plugins.server.generation import Pieces, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
-from augury.plugins.server.openai.answer import (
-    OpenAIFields,
-    finish_reason,
-    head,
-    is_end,
-    logprob_entry,
-    made_of,
-    ranked,
-    usage,
-)
+from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, is_end, logprob_entry, made_of, ranked, usage
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import counted, end_figures
 from augury.plugins.server.tools import ChatPlan, Delta

@@ -23,13 +23,7 @@ _ATOM = re.compile(  # one letter of a regular expression, or what is none
 
 
 def arguments(
-    source: Source,
-    keys: Keys,
-    schema: Any,
-    end: str,
-    root: Mapping[str, Any] | None = None,
-    *,
-    is_array: bool = False,
+    source: Source, keys: Keys, schema: Any, end: str, root: Mapping[str, Any] | None = None, *, is_array: bool = False
 ) -> Pieces[bool]:
     """Read arguments, told as a JSON object. Returns whether they are complete.
 

@@ -240,21 +240,8 @@ class ToolFormat:
         return re.compile(rf"(?:{self.around}{'|[}]' if self.is_object else ''})*")
 
 
-HERMES = ToolFormat(
-    "hermes",
-    '<tool_call>\n{"name": "',
-    '", "arguments": ',
-    "}\n</tool_call>",
-    between="\n",
-)
-LLAMA_3 = ToolFormat(
-    "llama-3",
-    '{"name": "',
-    '", "parameters": ',
-    "}",
-    between="; ",
-    arguments_key="parameters",
-)
+HERMES = ToolFormat("hermes", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n")
+LLAMA_3 = ToolFormat("llama-3", '{"name": "', '", "parameters": ', "}", between="; ", arguments_key="parameters")
 QWEN_XML = ToolFormat(
     "qwen-xml",
     "<tool_call>\n<function=",
@@ -285,15 +272,7 @@ HARMONY = ToolFormat(
     message_end="<|end|>",
     message_start="<|start|>assistant",
 )
-GENERIC = ToolFormat(
-    "generic",
-    '{"name": "',
-    '", "arguments": ',
-    "}",
-    begin='{"tool_calls": [',
-    between=", ",
-    end="]}",
-)
+GENERIC = ToolFormat("generic", '{"name": "', '", "arguments": ', "}", begin='{"tool_calls": [', between=", ", end="]}")
 
 FORMATS = {each.name: each for each in (HERMES, LLAMA_3, QWEN_XML, LFM2, GRANITE, HARMONY, GENERIC)}
 """By name."""
