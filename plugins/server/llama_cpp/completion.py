@@ -16,6 +16,7 @@ from pydantic import AliasChoices, Field
 from starlette.requests import Request
 
 from augury.engine.params import PromptProgress
+from augury.engine.stats import PromptToken
 from augury.errors import OptionError
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import EngineFields, draft_origin
@@ -254,11 +255,14 @@ class _LineLimits:
 def _probabilities(token: Token, body: CompletionFields) -> dict[str, Any]:
     """A token's probability and those of the best in its place: before sampling their logarithms."""
     word = "prob" if body.post_sampling_probs else "logprob"
-    return _probability(token, word) | {f"top_{word}s": [_probability(each, word) for each in token.top_logprobs]}
+    return probability(token, word) | {f"top_{word}s": [probability(each, word) for each in token.top_logprobs]}
 
 
-def _probability(each: Token | TokenLogprob, word: str) -> dict[str, Any]:
-    found, logprob = each.bytes or b"", max(each.logprob or 0.0, _LEAST_LOGPROB)
+def probability(
+    each: Token | TokenLogprob | PromptToken, word: str = "logprob", least: float = _LEAST_LOGPROB
+) -> dict[str, Any]:
+    """A token and its log-probability, `least` in place of minus infinity, or its `prob`."""
+    found, logprob = each.bytes or b"", max(each.logprob or 0.0, least)
     value = exp(logprob) if word == "prob" else logprob
     return {"id": each.token, "token": found.decode(errors="replace"), "bytes": list(found), word: value}
 

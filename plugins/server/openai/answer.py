@@ -12,7 +12,7 @@ from pydantic import AliasChoices, Field
 
 from augury.engine.stats import PromptToken
 from augury.plugins.server.fields import EngineFields, Fields
-from augury.plugins.server.llama_cpp.completion import generation_settings, whole_answer
+from augury.plugins.server.llama_cpp.completion import generation_settings, probability, whole_answer
 from augury.plugins.server.server import Server
 from augury.types import Result, Token, TokenLogprob
 
@@ -115,14 +115,8 @@ def is_end(server: Server, token: Token) -> bool:
 
 
 def logprob_entry(each: Token | TokenLogprob | PromptToken, top: Iterable[TokenLogprob] | None = None) -> dict[str, Any]:
-    """A token's log-probability in the form of chat."""
-    found = each.bytes or b""
-    entry: dict[str, Any] = {
-        "id": each.token,  # as llama.cpp has it
-        "token": found.decode(errors="replace"),
-        "logprob": max(each.logprob or 0.0, _LEAST_LOGPROB),
-        "bytes": list(found),
-    }
+    """A token's log-probability in the form of chat, with its id, as llama.cpp has it."""
+    entry = probability(each, least=_LEAST_LOGPROB)
     return entry if top is None else entry | {"top_logprobs": [logprob_entry(other) for other in top]}
 
 
