@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from augury.errors import AuguryError
 from augury.options import similar
-from augury.plugins.server import anthropic, embeddings, health, rerank
+from augury.plugins.server import anthropic, embeddings, rerank
 from augury.plugins.server.downloads import Downloads
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import Fields
@@ -39,7 +39,7 @@ from augury.plugins.server.server import ServerOptions, session
 _ROUTERS = tuple(
     module.router
     for module in (
-        *(anthropic, embeddings, health, rerank, models, chat, completions, responses, tokenize),
+        *(anthropic, embeddings, rerank, models, chat, completions, responses, tokenize),
         *(completion, infill, props, ollama_chat, ollama_embed, ollama_models),
     )
 )

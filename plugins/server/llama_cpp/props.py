@@ -1,12 +1,19 @@
-"""A model of the server: `/props`, its settings; `/lora-adapters`, how much they count; `/slots`, which are saved to files."""
+"""What the server and a model of it are like: `/props`, `/lora-adapters`, and `/slots`, which are saved to files.
+
+For monitoring there are `/health` and `/metrics`, as llama.cpp's server has them, and `/ping` and `/version`, as vLLM's has.
+"""
 
 from __future__ import annotations
 
+import time
+from importlib import metadata
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field
+from starlette.responses import PlainTextResponse, Response
 
 from augury.engine.stats import SlotStats
 from augury.errors import CapacityError, ModelFileError
@@ -14,12 +21,14 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import AdapterScale, Fields
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import generation_settings
+from augury.plugins.server.metrics import exposition
 from augury.plugins.server.models import AllModels
 from augury.plugins.server.openai.answer import BUILD
 from augury.plugins.server.server import Named, Server, Serving
 
 router = api_router()
 _LONGEST = 255 - len("..part")  # bytes of a file's name, in every common file system, with what it has while it is written
+_STARTED = int(time.time())
 
 
 @router.get("/props")
@@ -180,3 +189,44 @@ def _as_json(slot: SlotStats, n_ctx: int, *, is_speculative: bool) -> dict[str, 
         "acceptance_rate": slot.n_accepted / slot.n_drafted if slot.n_drafted else 0.0,
         "draft_lengths": list(slot.draft_lengths),
     }
+
+
+@router.get("/health")
+@router.get("/v1/health", include_in_schema=False)
+@router.head("/health", include_in_schema=False)  # as monitors ask, wget --spider for one
+@router.head("/v1/health", include_in_schema=False)
+async def health(_models: AllModels) -> dict[str, str]:
+    """Say that the server is ready; while its only model loads it is not, and says how far it has come."""
+    return {"status": "ok"}
+
+
+@router.get("/ping")
+@router.post("/ping", include_in_schema=False)
+async def ping(models: AllModels) -> dict[str, str]:
+    """Say the same, by the path that SageMaker asks."""
+    return await health(models)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Say which augury this is, in vLLM's form."""
+    return {"version": metadata.version("augury")}
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def metrics(models: AllModels) -> Response:
+    """Give the counters of the server's life for Prometheus; where there are several models, each with its name."""
+    counted = [
+        (
+            {"model": server.name} if models.are_several else {},
+            server.metrics,
+            server.engine.stats() if server.has_figures else None,
+        )
+        for server in models.servers
+        if server.metrics is not None
+    ]
+    if not counted:
+        raise RequestError(501, "this server counts nothing for Prometheus; start it with --metrics")
+    answer = Response(exposition(counted), media_type=CONTENT_TYPE_LATEST)
+    answer.raw_headers.append((b"Process-Start-Time-Unix", str(_STARTED).encode()))  # as some clients of llama.cpp's spell it
+    return answer

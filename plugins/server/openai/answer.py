@@ -26,7 +26,7 @@ class StreamOptions(Fields):
 
     include_usage: bool = False
     continuous_usage_stats: bool = Field(default=False, description="with include_usage: in each event, as vLLM tells it")
-    include_obfuscation: Literal[False] | None = Field(None, description="nothing is padded")
+    include_obfuscation: Literal[False] | None = Field(default=None, description="nothing is padded")
 
 
 class OpenAIFields(EngineFields):
@@ -34,7 +34,7 @@ class OpenAIFields(EngineFields):
 
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     logit_bias: dict[str, float] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=20, description="of the prompt's tokens, in vLLM's form")
     max_tokens: int | None = Field(
@@ -50,14 +50,8 @@ class OpenAIFields(EngineFields):
         return server.options.is_verbose if self.verbose is None else self.verbose
 
     @property
-    def is_usage_streamed(self) -> bool:
-        """Whether a last event tells the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
     def is_usage_continuous(self) -> bool:
-        """Whether each event of a stream tells the usage so far."""
-        return self.is_usage_streamed and self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return self.stream_options.include_usage and self.stream_options.continuous_usage_stats
 
     def asked(self, server: Server, name: str, **params: Any) -> dict[str, Any]:
         """The arguments of `Engine.submit` for the n answers to a prompt."""

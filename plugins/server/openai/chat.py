@@ -239,7 +239,7 @@ async def _events(
             reason = finish_reason(piece, has_calls=has_calls[index] and not readers[index].is_cut)
             ended = chunk(index, {}, finish_reason=reason)
             yield event(ended | end_figures([piece]) | made_of(body, server, asked, index, piece))
-    if body.is_usage_streamed:
+    if body.stream_options.include_usage:
         n_reasoning = sum(reader.n_reasoning for reader in readers.values())
         whole = [results[i] for i in range(body.n)]
         yield event(begun | {"choices": [], "usage": usage(whole, body.n, n_reasoning)} | end_figures(whole))

@@ -153,7 +153,7 @@ async def _events(
             elif not (piece.text or choice["logprobs"]):
                 continue
         yield event(found)
-    if body.is_usage_streamed:
+    if body.stream_options.include_usage:
         whole = [results[i] for i in range(n)]
         yield event(begun | {"choices": [], "usage": usage(whole, body.n)} | end_figures(whole))
     yield event("[DONE]")

@@ -67,7 +67,9 @@ class TextOptions(Fields):
     """How the answer is to be written."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="without effect: no chat template knows it")
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        default=None, description="without effect: no chat template knows it"
+    )
 
 
 class ReasoningOptions(Fields):
@@ -92,11 +94,11 @@ class ResponsesRequest(EngineFields):
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
-    text: TextOptions | None = None
+    text: TextOptions = TextOptions()
     tools: list[Given] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    reasoning: ReasoningOptions | None = None
+    reasoning: ReasoningOptions = ReasoningOptions()
     include: list[Literal["reasoning.encrypted_content"]] | None = Field(None, description="reasoning is never encrypted")
     background: Literal[False] | None = None
     previous_response_id: str | None = Field(None, description="of no use: nothing is stored")
@@ -132,7 +134,7 @@ class ResponsesRequest(EngineFields):
             tool_choice=choice,
             is_parallel=self.parallel_tool_calls,
             json_schema=self.schema_of_answer(),
-            effort=None if self.reasoning is None else self.reasoning.effort,
+            effort=self.reasoning.effort,
         )
 
     def functions(self) -> list[dict[str, Any]]:
@@ -141,7 +143,7 @@ class ResponsesRequest(EngineFields):
 
     def schema_of_answer(self) -> dict[str, Any] | None:
         """The form of the answer."""
-        form = None if self.text is None else self.text.format
+        form = self.text.format
         if form is None or form.type == "text":
             return None
         if form.type == "json_schema" and form.schema_ is None:
@@ -198,7 +200,7 @@ async def responses(body: ResponsesRequest, http: Request, server: Serving) -> A
 
 def _response(body: ResponsesRequest, server: Server) -> dict[str, Any]:
     """A response that has just begun."""
-    form = None if body.text is None or body.text.format is None else body.text.format
+    form = body.text.format
     return {
         "id": item_id("resp"),
         "object": "response",
@@ -213,7 +215,7 @@ def _response(body: ResponsesRequest, server: Server) -> dict[str, Any]:
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": None,
-        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+        "reasoning": {"effort": body.reasoning.effort, "summary": None},
         "store": False,
         "temperature": body.temperature,
         "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
