@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from augury.files.file_lock import locked
 from augury.log import get_logger
-from augury.plugins.learn import hidden_states, piece
+from augury.plugins.learn import head, hidden_states, piece
+
+if TYPE_CHECKING:
+    from augury import Engine
 
 _NEWEST, _BEFORE = "requests.jsonl", "requests-before.jsonl"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -29,14 +33,19 @@ class Collection:
     are gone. Hidden states lie beside them, in a file for each request; of these, too, the oldest go first. Only the owner may
     read them. Several servers may share a folder. A link in place of a file, or of the folder once the server runs, is not
     followed.
-
-    Attributes:
-        n_states_bytes: How many bytes of hidden states are kept at most.
     """
 
     def __init__(self, folder: Path, n_states_bytes: int = 0) -> None:
-        """Keep requests in a folder that exists."""
-        self._folder, self._is_refused, self.n_states_bytes = folder, False, n_states_bytes
+        """Keep requests in a folder that exists, and at most so many bytes of hidden states."""
+        self._folder, self._is_refused, self._n_states_bytes = folder, False, n_states_bytes
+
+    def states_of(self, engine: Engine, params: Mapping[str, Any]) -> hidden_states.HiddenStates | None:
+        """What a request with these arguments of `submit` is to tell beside its tokens; None where none is kept."""
+        if not self._n_states_bytes or "lora" in params:
+            return None
+        columns = head.columns_of(engine.info.n_layers)
+        is_told = not {*columns} - {*engine.hidden_state_names}
+        return hidden_states.HiddenStates(columns, engine.info.n_embd) if is_told else None
 
     def add(self, tokens: Sequence[int], states: hidden_states.HiddenStates | None = None) -> None:
         """Keep a request; called on any thread. Where the disk refuses it is not kept, and the first time a warning says so."""
@@ -49,7 +58,7 @@ class Collection:
                 locked(folder, waits=True)
                 _append(folder, line)
                 if rows is not None and len(rows):
-                    _add_rows(folder, f"{piece.Piece(text).name}.npy", rows, self.n_states_bytes)
+                    _add_rows(folder, f"{piece.Piece(text).name}.npy", rows, self._n_states_bytes)
             finally:
                 os.close(folder)
             self._is_refused = False

@@ -84,7 +84,7 @@ class Generation:
                 each["on_prompt"] = partial(_report, asyncio.get_running_loop(), found, n)
             if collection is not None:
                 each["echo"] = True  # tells the prompt's tokens
-                if collection.n_states_bytes and "lora" not in each and (made := server.hidden_states()) is not None:
+                if (made := collection.states_of(server.engine, each)) is not None:
                     states[n] = made
                     each.update(made.asked)
             n += each.get("n", 1)

@@ -94,11 +94,17 @@ class _Request(Request):
 
 
 class _Route(APIRoute):
+    ignores_type = False
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_request(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive))
+            scope = request.scope
+            if self.ignores_type:
+                headers = [each for each in scope["headers"] if each[0] != b"content-type"]
+                scope = {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
+            return await handle(_Request(scope, request.receive))
 
         return handle_request
 
@@ -110,12 +116,4 @@ class _Route(APIRoute):
 
 
 class _UntypedRoute(_Route):
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_request(request: Request) -> Response:
-            headers = [each for each in request.scope["headers"] if each[0] != b"content-type"]
-            scope = {**request.scope, "headers": [*headers, (b"content-type", b"application/json")]}
-            return await handle(Request(scope, request.receive))
-
-        return handle_request
+    ignores_type = True

@@ -25,7 +25,6 @@ from augury.plugins.server.tools import ChatFormat
 
 if TYPE_CHECKING:
     from augury import Engine
-    from augury.plugins.learn import hidden_states
     from augury.plugins.server.collection import Collection
     from augury.plugins.server.learner import Learner
     from augury.plugins.server.metrics import Metrics
@@ -233,14 +232,6 @@ class Server:
         """
         if self.is_ready:
             self.engine.replace_draft_model(head)
-
-    def hidden_states(self) -> hidden_states.HiddenStates | None:
-        """What a request is to tell for a head to learn from; None of a model that tells none."""
-        from augury.plugins.learn import head, hidden_states
-
-        columns = head.columns_of(self.engine.info.n_layers)
-        is_told = not {*columns} - {*self.engine.hidden_state_names}
-        return hidden_states.HiddenStates(columns, self.engine.info.n_embd) if is_told else None
 
     def open(self) -> None:
         """Load the engine; called on a thread.
