@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anyio import to_thread
+from attrs import define, field
 from fastapi import Depends
 from starlette.requests import Request
 
@@ -19,7 +20,7 @@ from augury.memory_limit import n_bytes_of_machine
 from augury.plugins.server.config import path_of
 from augury.plugins.server.errors import RequestError, as_request_error
 from augury.plugins.server.generation import unless_left
-from augury.plugins.server.server import Events, LoadingProgress, Server, run_watched
+from augury.plugins.server.server import Events, LoadingProgress, Server, ServerOptions, run_watched
 from augury.registry import Registry
 
 if TYPE_CHECKING:
@@ -29,58 +30,39 @@ _N_SHOWN = 100  # characters of a name
 _ENDING = "the server ends"
 
 
+@define(eq=False, kw_only=True, repr=False)
 class Models:
     """Loads models for requests, and closes those that are idle: to make room, or after a time. Used on the event loop.
 
     Models are loaded one after the other, in the order in which they were asked for. One for which there is no room waits until
     enough of the others have no requests; that which has had none for longest is unloaded first.
-
-    Attributes:
-        servers: The models; a request that names none is for the first.
-        events: What happens to them.
-        registry: Knows the models that clients may have downloaded; None: they may change nothing here.
-        url: Where the server listens.
-        failure: Why the server ends: its only model cannot be loaded.
-        on_failure: Called then.
     """
 
-    def __init__(
-        self,
-        servers: Sequence[Server],
-        *,
-        n_most: int = 1,
-        is_lazy: bool = False,
-        is_strict: bool = False,
-        loads: bool = True,
-        find: Callable[[], Sequence[Server]] | None = None,
-        registry: Registry | None = None,
-    ) -> None:
-        """Serve these models.
+    servers: Sequence[Server] = field(kw_only=False)  # at least one; a request that names none is for the first
+    n_most: int = 1  # so many of them are loaded at a time; 0: any number
+    loads: bool = True  # requests load the models that they name
+    registry: Registry | None = None  # knows the models that clients may have downloaded; None: they may change nothing here
+    _is_lazy: bool = False  # the first is loaded when it is asked for, and not when the server starts
+    _is_strict: bool = False  # unknown names are refused where there is one model, too
+    _find: Callable[[], Sequence[Server]] | None = None  # looks which models there are now, for `reload`
+    events: Events = field(factory=Events, init=False)  # what happens to the models
+    url: str = field(default="", init=False)  # where the server listens
+    failure: AuguryError | None = field(default=None, init=False)  # why the server ends: its only model cannot be loaded
+    on_failure: Callable[[], object] = field(default=lambda: None, init=False)  # called then
+    options: ServerOptions = field(init=False)  # those of the first model, as far as they are the server's
+    _starting: Server | None = field(init=False)  # the only model, until it is loaded: whoever asks is told how far it is
+    _removed: Sequence[Server] = field(default=(), init=False)  # of which some still answer
+    _reloading: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    _changing: asyncio.Lock = field(factory=asyncio.Lock, init=False)  # held while an engine is loaded or closed, in order
+    _queued: set[Server] = field(factory=set, init=False)  # those for which that lock, or room, is waited for
+    _is_freed: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _is_ending: bool = field(default=False, init=False)
+    _tasks: set[asyncio.Task[None]] = field(factory=set, init=False)
 
-        Args:
-            servers: At least one.
-            n_most: So many of them are loaded at a time; 0: any number.
-            is_lazy: Whether the first is loaded when it is asked for, and not when the server starts.
-            is_strict: Whether unknown names are refused where there is one model, too.
-            loads: Whether requests load the models that they name.
-            find: Looks which models there are now, for `reload`.
-            registry: See above.
-        """
-        self.servers, self.n_most, self.options, self._is_lazy = servers, n_most, servers[0].options, is_lazy
-        self.loads, self.registry, self._find, self.events = loads, registry, find, Events()
-        self._reloading = asyncio.Lock()
-        self._removed: Sequence[Server] = ()  # of which some still answer
-        self.url = ""
-        self.on_failure: Callable[[], object] = lambda: None
-        self.failure: AuguryError | None = None
-        self._is_strict = is_strict
-        self._starting = None if is_lazy or self.are_several else servers[0]  # whoever asks for it is told how far it is
-        self._changing = asyncio.Lock()  # held while an engine is loaded or closed; whoever asks first has it first
-        self._queued = set[Server]()  # those for which that lock, or room, is waited for
-        self._is_freed = asyncio.Event()
-        self._is_ending = False
-        self._tasks = set[asyncio.Task[None]]()
-        for server in servers:
+    def __attrs_post_init__(self) -> None:
+        self.options = self.servers[0].options
+        self._starting = None if self._is_lazy or self.are_several else self.servers[0]
+        for server in self.servers:
             server.idle_s = server.options.sleep_idle_s
 
     @property
