@@ -29,7 +29,7 @@ from augury.plugins.server.downloads import Downloads
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.foreign_fields import FOREIGN_NAMES, shown
-from augury.plugins.server.llama_cpp import completion, infill, props, tokenize
+from augury.plugins.server.llama_cpp import completion, infill, status, tokenize
 from augury.plugins.server.models import Models
 from augury.plugins.server.ollama import chat as ollama_chat, embed as ollama_embed, models as ollama_models
 from augury.plugins.server.openai import chat, completions, models, responses
@@ -40,7 +40,7 @@ _ROUTERS = tuple(
     module.router
     for module in (
         *(anthropic, embeddings, rerank, models, chat, completions, responses, tokenize),
-        *(completion, infill, props, ollama_chat, ollama_embed, ollama_models),
+        *(completion, infill, status, ollama_chat, ollama_embed, ollama_models),
     )
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads, like the files below /static/

@@ -8,7 +8,7 @@ import pytest
 
 from augury.errors import ModelFileError
 from augury.plugins.server.errors import RequestError
-from augury.plugins.server.llama_cpp import props
+from augury.plugins.server.llama_cpp import status
 
 TEXT = "Whoever saves a slot finds its text again, and reads no more of it than what is new."
 
@@ -101,7 +101,7 @@ def test_a_disk_that_is_full_is_no_fault_of_the_client(tmp_path):
 
     server = SimpleNamespace(engine=SimpleNamespace(save_slot=save_slot), options=SimpleNamespace(slot_save_path=tmp_path))
     with pytest.raises(RequestError) as caught:
-        props.act(0, "save", server, props.SlotFile(filename="talk"))
+        status.act(0, "save", server, status.SlotFile(filename="talk"))
     assert (caught.value.status_code, caught.value.detail) == (500, "talk: a slot could not be saved: No space left on device")
 
 
