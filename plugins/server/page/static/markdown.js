@@ -2,6 +2,7 @@
 // proposed it. What is no Markdown that is known here, HTML included, is text. Each block finds out for itself whether it is read
 // from the right.
 
+import { cutter } from "./code.js";
 import { make } from "./dom.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
@@ -70,13 +71,17 @@ function block(lines, i, parent, paint, isOpen) {
 const isBlockStart = (text) => [BLANK, FENCE, HEADING, RULE, QUOTE, ITEM].some((start) => start.test(text));
 
 function fence(lines, i, [, marks, language], parent, paint) {
-  const code = make("code");
+  const code = make("code"), cut = cutter(language);
   const closes = new RegExp(`^ {0,3}${marks[0]}{${marks.length},}\\s*$`);
   const first = ++i;
   while (i < lines.length && !closes.test(lines[i].text)) i++;
   lines.slice(first, i).forEach((line, n) => {
     if (n) code.append("\n");
-    paint(code, line.start, line.start + line.text.length);
+    let { start } = line;
+    for (const [kind, length] of cut(line.text)) {
+      paint(kind ? code.appendChild(make("span", { class: kind })) : code, start, start + length);
+      start += length;
+    }
   });
   const copy = make("button", { type: "button", class: "quiet small", "data-copy": true }, "Copy");
   parent.append(make("figure", { dir: "ltr" }, make("figcaption", {}, make("span", {}, language || "text"), copy), make("pre", { tabindex: 0 }, code)));

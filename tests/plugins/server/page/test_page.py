@@ -454,11 +454,44 @@ def test_markdown_becomes_elements(page):
     assert dict(zip(MARKDOWN, found, strict=True)) == MARKDOWN
 
 
+CODE = {  # lines of the same code, and what is not plain in them
+    "python": [
+        ("def f(x):  # it's", ["keyword def", "comment # it's"]),
+        ('    """a', ['string """a']),
+        ('b""" + \'c\'', ['string b"""', "string 'c'"]),
+        ('return x1 + 0x1f - "d#e"\r', ["keyword return", "number 0x1f", 'string "d#e"']),
+    ],
+    "Rust": [("fn f<'a>(x: &'a str) -> char { 'x' } // y", ["keyword fn", "keyword char", "string 'x'", "comment // y"])],
+    "js": [
+        ("/* a", ["comment /* a"]),
+        ("b */ let t = `x", ["comment b */", "keyword let", "string `x"]),
+        ("${1}` + 'q' // z", ["string ${1}`", "string 'q'", "comment // z"]),
+    ],
+    "sql": [("SELECT 'a', b FROM t -- c", ["keyword SELECT", "string 'a'", "keyword FROM", "comment -- c"])],
+    "c++": [
+        ('int main() { return "a\\"b"; } // don\'t', ["keyword int", "keyword return", 'string "a\\"b"', "comment // don't"])
+    ],
+    "text": [("def x", [])],
+}
+
+
+@pytest.mark.parametrize("language", CODE)
+def test_code_is_in_colours(page, language):
+    lines, expected = zip(*CODE[language], strict=True)
+    answer_with(page, "\n".join([f"```{language}", *lines, "```"]))
+    ask(page, "Code.")
+    wait(page)
+    spans = page.locator(f"{LAST} >> pre code span:not(.d)")
+    found = spans.evaluate_all("(all) => all.map((each) => `${each.className} ${each.textContent}`)")
+    assert found == [each for row in expected for each in row]
+    assert page.locator(f"{LAST} >> pre code").evaluate("(code) => code.textContent") == "\n".join(lines)
+
+
 def test_markdown_paints_every_character_at_most_once_and_in_order(page):
     wrong = page.evaluate("""async () => {
         const { blocks, linesOf } = await import('/static/markdown.js');
         const parts = ['q', 'r s', ' ', '\\n', '\\n\\n', '*', '**', '_', '`', '```\\n', '- ', '1. ', '> ', '#', ' # ', '|',
-             '|-|', '[x](', 'http://e.example)', '\\\\', '~', '    '];
+             '```py\\n', '"', "'", '/*', '|-|', '[x](', 'http://e.example)', '\\\\', '~', '    '];
         let state = 12;
         const next = (n) => (state = (state * 48271) % 2147483647) % n;
         for (let i = 0; i < 3000; i++) {
