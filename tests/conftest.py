@@ -72,6 +72,10 @@ def pytest_configure(config):
         os.environ["TINY_MODELS"] = folder.name
         config.add_cleanup(folder.cleanup)
         config.add_cleanup(lambda: os.environ.pop("TINY_MODELS"))
+    # JAX compiles a training once for all tests of a process and what they start; it locks nothing that processes would share
+    compiled = TemporaryDirectory(prefix="augury-jax-", ignore_cleanup_errors=True)
+    os.environ |= {"JAX_COMPILATION_CACHE_DIR": compiled.name, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    config.add_cleanup(compiled.cleanup)
     settings.load_profile(next((name for name in ("full", "rest", "once") if config.getoption(name)), "sample"))
 
 
