@@ -153,6 +153,7 @@ def test_without_a_new_head_the_one_before_stays(folder, capsys, words, told):
 @pytest.mark.sample(0)  # of a minute, in which JAX compiles
 def test_one_user_s_answers_are_drafted_better_by_the_head_that_learnt_from_them(tmp_path, monkeypatch):
     monkeypatch.setattr(learner, "_LEAST_BYTES", 100)
+    monkeypatch.setattr("os.setpriority", lambda *_: None)  # beside other tests it would wait for minutes
     write_tiny_model(model := tmp_path / "model.gguf")
     (kept := tmp_path / "kept").mkdir()
     words = ["-m", str(model), "-t", "1", "-c", "512", "-np", "1", "--draft-vocabulary", "200", "--epochs", "24"]
