@@ -22,7 +22,7 @@ import numpy as np
 from attrs import Factory, define, evolve
 
 from augury.batch import SlotInput
-from augury.drafters.model.cached_text import CachedText, FedRows
+from augury.drafters.model.cached_text import CachedText, FedRows, n_common
 from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner, Shares, WrittenDraft
 from augury.passes import Context, Pass
 
@@ -137,6 +137,7 @@ class PartRunner(DraftRunner):
         self._features = (self._made,)
         self._last: Pass | None = None  # with logits, until its hidden states are in `_own`
         self._own = np.empty((0, 0), np.float32)
+        self._ended: dict[int, FedText] = {}  # the last text of a slot, whose last hidden state waits for the token after it
 
     def n_held(self, slot: int, history: np.ndarray) -> int:
         """How many of the first tokens of a new text (h,) int32 it need not be fed; the slot is opened for it."""
@@ -148,6 +149,7 @@ class PartRunner(DraftRunner):
         if not is_private:
             for _ in self.begin(slot, text.history):
                 pass
+            self._ended[slot] = text
         super().end(slot, is_private=is_private)
 
     def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
@@ -217,7 +219,11 @@ class PartRunner(DraftRunner):
         text = FedText(slot, whole[self.lag :], history=whole)
         self._texts[slot] = text
         text.n = text.fed.n = text.fed.first = opened.n_reused
-        n = min(text.n + self.lag, len(history))
+        if (ended := self._ended.pop(slot, None)) is not None:
+            n = n_common(ended.history[: ended.n_fed], history)
+            if ended.fed.first <= text.n and 0 < text.n <= n:
+                text.fed, ended.fed.n = ended.fed, n
+        n = min(max(text.n + self.lag, text.n_fed), len(history))
         whole[:n] = history[:n]
         return text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles.drafts import draft_file, runs
+from oracles.drafts import draft_file, runs, target_of
 from oracles.models import tiny_file, tiny_model
 from support.head_rig import OPTIONS, REGISTRY
 from support.more_toys import write_tiny_head
@@ -54,6 +54,15 @@ def test_a_context_that_is_full_ends_its_drafts(rig):
     made.feed(0, OPTIONS.n_ctx - 2, text=text)
     assert len(made.draft(text[: OPTIONS.n_ctx - 1], 8)) == 4 - 1
     assert made.drafters[0].accept(as_history(text), Verdict(0, 0, 1, is_used=False)) is None
+
+
+def test_a_recurrent_state_is_gone_on_from_at_a_text_s_end():
+    name, prompt = "eagle3-qwen35-hybrid", [7, 8, 9, 30, 31] * 4
+    model, how = tiny_model(target_of(name)), {"backend": "numba-cpu", "n_ctx": 64, "threads": 1, "registry": REGISTRY}
+    with Engine.load(model, draft_model=draft_file(name), spec_type="draft-eagle3", spec_fixed=True, **how) as engine:
+        first = engine.generate(prompt, max_tokens=12, temperature=0.0, ignore_eos=True)
+        second = engine.generate([*prompt, *first.tokens, 5], max_tokens=2, temperature=0.0, ignore_eos=True)
+    assert second.stats.n_reused == len(prompt) + 11  # all that was computed
 
 
 def test_several_residual_streams_count_by_their_mean(rig):

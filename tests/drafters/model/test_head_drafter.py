@@ -133,9 +133,8 @@ def test_a_prompt_that_goes_on_from_an_earlier_one_needs_its_end_alone(rig, name
     made.begin(made.text[:41])
     made.draft(made.text[:41], 3)
     made.drafters[0].end()
-    n = made.drafters[0].n_held(as_history(made.text[:60]))
-    assert 40 - made.runner.lag <= n <= 40
-    made.feed(n - 3, 50)
+    assert made.drafters[0].n_held(as_history(made.text[:60])) == 40  # or a target could not go on from a recurrent state
+    made.feed(37, 50)
     fresh.feed(0, 50)
     assert made.draft(made.text[:51], 4) == fresh.draft(made.text[:51], 4)
     made.drafters[0].end()
@@ -156,13 +155,13 @@ def test_what_waited_of_a_text_is_processed_at_its_end(rig, name):
         each.feed(40, 60)  # while others draft
         each.drafters[0].end()
     n = made.drafters[0].n_held(as_history(made.text[:70]))
-    assert n == 60 - made.runner.lag
+    assert n == 60
     made.feed(n, 65)
     fresh.feed(0, 65)
     assert made.draft(made.text[:66], 4) == fresh.draft(made.text[:66], 4)
     changed = made.text.copy()
     changed[50] = (changed[50] + 1) % 127
-    assert other.drafters[0].n_held(as_history(changed[:70])) == 50 - made.runner.lag
+    assert other.drafters[0].n_held(as_history(changed[:70])) == 50
 
 
 @pytest.mark.parametrize(("name", "n"), [("eagle3-llama", 9), ("dflash-qwen3", 5)])  # a block has six places
