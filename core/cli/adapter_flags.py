@@ -11,19 +11,12 @@ from augury.cli.parser import converted
 
 def add_adapter_flags(group: Any) -> None:
     """Add the flags of adapters, in llama.cpp's words."""
-    group.add_argument(
-        "--lora",
-        action="append",
-        default=[],
-        metavar="FILE[:SCALE]",
-        help="an adapter (LoRA) that is added to the model, may be repeated; requests may give it another scale (default: 1)",
+    group.flag(
+        "--lora FILE[:SCALE] ...",
+        "an adapter (LoRA) that is added to the model, may be repeated; requests may give it another scale (default: 1)",
     )
-    group.add_argument(
-        "--lora-scaled", action="append", dest="lora", type=_scaled, metavar="FILE:SCALE", help="the same, with a scale"
-    )
-    group.add_argument(
-        "--lora-init-without-apply", action="store_true", help="adapters count nothing until a request gives them a scale"
-    )
+    group.flag("--lora-scaled FILE:SCALE", "the same, with a scale", _scaled, action="append", dest="lora")
+    group.flag("--lora-init-without-apply", "adapters count nothing until a request gives them a scale")
 
 
 def _scaled(text: str) -> str:

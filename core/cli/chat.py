@@ -31,13 +31,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_sampling_flags(parser, registry, n_predict=_N_PREDICT)
     add_system_flags(parser, "a system prompt, in place of the one that a session has; /system changes it")
     add_template_flags(parser)
-    parser.add_argument("--stats", action="store_true", help="colour tokens by who proposed them, and show figures per answer")
-    parser.add_argument(
-        "--session",
-        type=Path,
-        metavar="FILE",
-        help="continue the conversation in this file, and save it there after every answer",
-    )
+    parser.flag("--stats", "colour tokens by who proposed them, and show figures per answer")
+    parser.flag("--session FILE", "continue the conversation in this file, and save it there after every answer", Path)
     parser.show_first(f"{FIRST_FLAGS} -n --temp -s -sys --session --stats", words=("model",))
     parser.set_defaults(run=_run)
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from augury.cli.parser import Parser, add_flag
 from augury.cli.text_file import read_text
 from augury.errors import ModelFileError, OptionError
 
@@ -19,25 +20,20 @@ if TYPE_CHECKING:
     Messages = Sequence[dict[str, Any]]
 
 
-def add_system_flags(parser: argparse.ArgumentParser, text: str) -> None:
+def add_system_flags(parser: Parser, text: str) -> None:
     """Add `-sys` and `-sysf`; `text` is the help of the first."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("-sys", "--system-prompt", metavar="TEXT", help=text)
-    group.add_argument("-sysf", "-spf", "--system-prompt-file", type=Path, metavar="FILE", help="the same, from a file")
+    add_flag(group, "-sys --system-prompt TEXT", text)
+    add_flag(group, "-sysf -spf --system-prompt-file FILE", "the same, from a file", Path)
 
 
-def add_template_flags(parser: argparse.ArgumentParser) -> None:
+def add_template_flags(parser: Parser) -> None:
     """Add the flags of the chat template and of its variables."""
-    parser.add_argument(
-        "--chat-template-kwargs",
-        type=_object,
-        metavar="JSON",
-        help='variables for the chat template, such as {"enable_thinking": false}',
-    )
+    parser.flag("--chat-template-kwargs JSON", 'variables for the chat template, such as {"enable_thinking": false}', _object)
     group = parser.add_mutually_exclusive_group()
     text = "a chat template in place of the model's own: Jinja, or a name of llama.cpp's such as chatml"
-    group.add_argument("--chat-template", metavar="JINJA", help=text)
-    group.add_argument("--chat-template-file", type=Path, metavar="FILE", help="the same, from a file")
+    add_flag(group, "--chat-template JINJA", text)
+    add_flag(group, "--chat-template-file FILE", "the same, from a file", Path)
 
 
 def system_prompt_of(args: argparse.Namespace) -> str | None:

@@ -32,60 +32,51 @@ _DRAFT_MODEL = ("-md", "--model-draft", "--spec-draft-model", "-draft", "--draft
 def add_speculation_flags(parser: Any, registry: Registry) -> None:
     """Add the flags that choose drafters and limit the drafts of all."""
     names = ", ".join(name for name in registry.drafters if name != "none")
-    parser.add_argument(
-        *_SPEC_TYPE,
-        action="append",
-        default=[],
-        metavar="NAME[:K=V,...]",
-        help=f"who drafts: auto, none, or some of {names} (see augury plugins), with options as in NAME:K=V and several as in "
+    parser.flag(
+        f"{' '.join(_SPEC_TYPE)} NAME[:K=V,...] ...",
+        f"who drafts: auto, none, or some of {names} (see augury plugins), with options as in NAME:K=V and several as in "
         "'NAME;NAME'; repeated flags append (default: auto)",
     )
-    parser.add_argument(*_DRAFT_MODEL[:3], metavar="MODEL", help="a small model that drafts, named as with -m")
-    parser.add_argument(
-        *("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"),
-        type=count(least=0),
+    parser.flag(f"{' '.join(_DRAFT_MODEL[:3])} MODEL", "a small model that drafts, named as with -m")
+    parser.flag(
+        "--draft-max --draft --draft-n --spec-draft-n-max N",
+        "tokens per draft at most, whatever a drafter's own n_max allows (default: 16)",
+        count(least=0),
         default=16,
-        metavar="N",
-        help="tokens per draft at most, whatever a drafter's own n_max allows (default: 16)",
     )
-    parser.add_argument(
-        *("--draft-min", "--draft-n-min", "--spec-draft-n-min"),
-        type=count(least=0),
+    parser.flag(
+        "--draft-min --draft-n-min --spec-draft-n-min N",
+        "shorter drafts are thrown away (default: 0)",
+        count(least=0),
         default=0,
-        metavar="N",
-        help="shorter drafts are thrown away (default: 0)",
     )
-    parser.add_argument(
+    parser.flag(
         "--spec-fixed",
-        action="store_true",
-        help="draft in every round, up to --draft-max, whether it pays or not; of several drafters the first that can",
+        "draft in every round, up to --draft-max, whether it pays or not; of several drafters the first that can",
     )
-    parser.add_argument(
+    parser.flag(
         "--spec-verify",
+        "match: the output is that of plain decoding; rejection: it has the same distribution, and a seed repeats it with "
+        "--spec-fixed alone (default: match)",
         choices=tuple(RULES),
         default="match",
-        help="match: the output is that of plain decoding; rejection: it has the same distribution, and a seed repeats it with "
-        "--spec-fixed alone (default: match)",
     )
-    parser.add_argument(
-        "--spec-synth-rates",
-        type=_rates,
-        metavar="P,P,...",
-        help="for benchmarks: accept token 1, 2, ... of a draft with these probabilities, the last for all later ones, "
+    parser.flag(
+        "--spec-synth-rates P,P,...",
+        "for benchmarks: accept token 1, 2, ... of a draft with these probabilities, the last for all later ones, "
         "whatever the model says; the text is then not the model's. Trees are verified as always",
+        _rates,
     )
-    parser.add_argument(
-        "--spec-synth-len",
-        type=float,
-        metavar="N",
-        help="the same with one probability for all tokens, so that N tokens of an endless draft are accepted on average",
+    parser.flag(
+        "--spec-synth-len N",
+        "the same with one probability for all tokens, so that N tokens of an endless draft are accepted on average",
+        float,
     )
-    parser.add_argument(
-        "--spec-timeout",
-        type=float,
+    parser.flag(
+        "--spec-timeout SECONDS",
+        "two calls that take longer leave a drafter out of the rest of a request; a constraint's end it (default: 30)",
+        float,
         default=30.0,
-        metavar="SECONDS",
-        help="two calls that take longer leave a drafter out of the rest of a request; a constraint's end it (default: 30)",
     )
 
 
@@ -110,15 +101,14 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
         "options of the drafters in use" if in_use else "options of drafters (--spec-type NAME --help shows those of NAME)"
     )
     if (owner := drafter_of_model(registry)) is not None:
-        group.add_argument(
-            *("--draft-params", "-draft"),
+        group.flag(
+            "--draft-params -draft FLAGS",
+            'the draft model as "-m MODEL -c 2048 -t 2 -ctk f16 -ctv f16 --backend NAME"; later values win',
             action=DraftParams,
             takers={name: options for name, options in every.items() if "model" in options},
             options=every[owner],
             keep_as=_DEST,
-            dest=argparse.SUPPRESS,  # it is kept as others are
-            metavar="FLAGS",
-            help='the draft model as "-m MODEL -c 2048 -t 2 -ctk f16 -ctv f16 --backend NAME"; later values win',
+            dest=argparse.SUPPRESS,
         )
     for (key, option), flags in _grouped(owners).items():
         add_option_flag(group, flags, option, key, _DEST, is_shown=any(name in in_use for name, _ in key))

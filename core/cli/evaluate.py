@@ -86,12 +86,10 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         'the most probable one by letter (acc_norm); or {"prompt", "answer": "TEXT"}: the line that is generated after the '
         "prompt has to be this text (exact_match).",
     )
-    parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="questions, as JSON lines")
-    parser.add_argument(
-        "-n", "--n-predict", type=count(least=1), default=64, metavar="N", help="tokens of an answer (default: 64)"
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the outcome of each question")
+    parser.flag("-f --file FILE", "questions, as JSON lines", Path, required=True)
+    parser.flag("-n --n-predict N", "tokens of an answer (default: 64)", count(least=1), default=64)
+    parser.flag("--json", "print a JSON object")
+    parser.flag("--html FILE", "write a page with the outcome of each question", Path)
     add_model_flags(parser, registry, argv, n_slots=4, has_drafters=False)
     parser.set_defaults(run=_run)
     parser.show_first("-f -n --json --html -m -c -np -t -ngl", words=("model",))

@@ -34,8 +34,8 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="a path (of any part of a split model), or a name as for `augury pull`")
     add_override_flag(parser)
-    parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with all tensors")
+    parser.flag("--tensors", "list every tensor")
+    parser.flag("--json", "print one JSON object, with all tensors")
     parser.set_defaults(run=_run, registry=registry)
 
 

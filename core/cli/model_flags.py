@@ -75,59 +75,39 @@ def add_model_flags(
     parser.foreign = FOREIGN_FLAGS
     parser.set_defaults(registry=registry, parallel=1, quiet=False, models=(), cache_ram=0, cache_disk=0)
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "-m",
-        "--model",
+    group.flag(
+        "-m --model MODEL",
+        "a path, a name that `augury search` shows, owner/repo:quant of the Hub, or ollama:NAME (default: smollm2)",
         action=_KeepModels,
         default="smollm2",
-        metavar="MODEL",
-        help="a path, a name that `augury search` shows, owner/repo:quant of the Hub, or ollama:NAME (default: smollm2)",
     )
-    group.add_argument(
-        "--offline", nargs=0, action=_StayOffline, help="download nothing, as with the environment variable HF_HUB_OFFLINE=1"
-    )
-    group.add_argument(
-        "-c",
-        "--ctx-size",
-        type=count(least=0),
-        metavar="N",
-        help="tokens that one sequence may use; 0: as many as the model was trained for (default: that, 4096 at most)",
+    group.flag("--offline", "download nothing, as with the environment variable HF_HUB_OFFLINE=1", nargs=0, action=_StayOffline)
+    group.flag(
+        "-c --ctx-size N",
+        "tokens that one sequence may use; 0: as many as the model was trained for (default: that, 4096 at most)",
+        count(least=0),
     )
     if n_slots is not None:
-        text = f"sequences at once (default: {n_slots})"
-        group.add_argument("-np", "--parallel", type=count(least=1), default=n_slots, metavar="N", help=text)
-    group.add_argument("-t", "--threads", type=count(least=1), metavar="N", help="threads (default: one per physical core)")
+        group.flag("-np --parallel N", f"sequences at once (default: {n_slots})", count(least=1), default=n_slots)
+    group.flag("-t --threads N", "threads (default: one per physical core)", count(least=1))
     types = f"{', '.join(CACHE_TYPES)} (default: f16)"
-    for what, flags in (("keys", ("-ctk", "--cache-type-k")), ("values", ("-ctv", "--cache-type-v"))):
-        group.add_argument(
-            *flags, default="f16", choices=CACHE_TYPES, metavar="TYPE", help=f"type of the {what} in the KV cache: {types}"
-        )
+    for what, flags in (("keys", "-ctk --cache-type-k TYPE"), ("values", "-ctv --cache-type-v TYPE")):
+        group.flag(flags, f"type of the {what} in the KV cache: {types}", default="f16", choices=CACHE_TYPES)
     add_override_flag(group)
     add_adapter_flags(group)
-    group.add_argument(
-        "--parse-special",
-        action="store_true",
-        help="read the names of control tokens in messages as these tokens; by default they are text",
-    )
-    group.add_argument("--backend", default="auto", metavar="NAME", help="what computes, see augury plugins (default: auto)")
+    group.flag("--parse-special", "read the names of control tokens in messages as these tokens; by default they are text")
+    group.flag("--backend NAME", "what computes, see augury plugins (default: auto)", default="auto")
     add_placement_flags(group)
-    group.add_argument(
-        "--memory",
+    group.flag(
+        "--memory NAME",
+        "what manages the slots' memory, see augury plugins; with options as NAME:key=value (default: auto)",
         default="auto",
-        metavar="NAME",
-        help="what manages the slots' memory, see augury plugins; with options as NAME:key=value (default: auto)",
     )
     add_memory_flags(group, registry)
-    verbose = ("-v", "--verbose", "--log-verbose")
-    group.add_argument(*verbose, action="store_const", const=1, default=0, help="show the whole configuration, memory and log")
-    group.add_argument(
-        "-vv",
-        action="store_const",
-        const=2,
-        dest="verbose",
-        default=0,
-        help="also show every draft, token by token, with what the model chose and the probabilities",
-    )
+    level: dict[str, Any] = {"action": "store_const", "dest": "verbose", "default": 0}
+    group.flag("-v --verbose --log-verbose", "show the whole configuration, memory and log", const=1, **level)
+    text = "also show every draft, token by token, with what the model chose and the probabilities"
+    group.flag("-vv", text, const=2, **level)
     if has_drafters:
         add_speculation_flags(parser.add_argument_group("speculation"), registry)
         add_drafter_flags(parser, registry, argv)
@@ -136,55 +116,43 @@ def add_model_flags(
 def add_cache_flags(parser: Parser) -> None:
     """Add the flags of the prompt cache."""
     group = parser.add_argument_group("prompt cache")
-    group.add_argument(
-        "-cram",
-        "--cache-ram",
-        type=count(least=-1),
-        default=_CACHE_RAM,
-        metavar="MIB",
-        help="memory for prompts and answers that no slot holds any longer, at most a quarter of the machine's; the models "
+    group.flag(
+        "-cram --cache-ram MIB",
+        "memory for prompts and answers that no slot holds any longer, at most a quarter of the machine's; the models "
         f"of a server share it; -1: that much; 0: they are forgotten, on disk, too (default: {_CACHE_RAM})",
+        count(least=-1),
+        default=_CACHE_RAM,
     )
-    group.add_argument(
-        "--cache-disk",
-        type=count(least=0),
-        metavar="MIB",
-        help="files for the same, of all models together, with which later runs go on; 0: none (default: a tenth of the free "
-        "space)",
+    group.flag(
+        "--cache-disk MIB",
+        "files for the same, of all models together, with which later runs go on; 0: none (default: a tenth of the free space)",
+        count(least=0),
     )
     parser.set_defaults(cache_disk=None)
 
 
 def add_placement_flags(group: Any) -> None:
     """Add the flags that say which layers GPUs compute; see `Placement`."""
-    group.add_argument(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        metavar="N",
-        help="how many of the last layers GPUs compute, the output among them: a number, all, or auto for as many as fit; the "
+    group.flag(
+        "-ngl --gpu-layers --n-gpu-layers N",
+        "how many of the last layers GPUs compute, the output among them: a number, all, or auto for as many as fit; the "
         "CPU computes the others (default: the backend computes all)",
     )
-    group.add_argument(
-        "-dev",
-        "--device",
-        metavar="NAME,...",
-        help="the GPUs, such as CUDA0,CUDA1, or none, see augury plugins; or other machines, as in CPU,node:HOST:PORT,CPU: if "
+    group.flag(
+        "-dev --device NAME,...",
+        "the GPUs, such as CUDA0,CUDA1, or none, see augury plugins; or other machines, as in CPU,node:HOST:PORT,CPU: if "
         "the CPU is named after another device, all that are named share the layers (default: those of the backend)",
     )
-    group.add_argument(
-        "-ts",
-        "--tensor-split",
-        metavar="X,X,...",
-        help="shares of the layers that each GPU gets, such as 3,1 (default: as many as fit, GPU by GPU; with other machines "
+    group.flag(
+        "-ts --tensor-split X,X,...",
+        "shares of the layers that each GPU gets, such as 3,1 (default: as many as fit, GPU by GPU; with other machines "
         "equal ones)",
     )
-    group.add_argument(
-        "--lost-timeout",
-        type=count(least=0),
+    group.flag(
+        "--lost-timeout N",
+        "seconds that requests wait for another machine that was lost, then they end with an error (default: %(default)s)",
+        count(least=0),
         default=60,
-        metavar="N",
-        help="seconds that requests wait for another machine that was lost, then they end with an error (default: %(default)s)",
     )
 
 
@@ -203,15 +171,11 @@ def placement_words(args: argparse.Namespace) -> list[str]:
     return [word for flag, value in given.items() if value is not None for word in (flag, value)]
 
 
-def add_override_flag(parser: argparse._ActionsContainer) -> None:
+def add_override_flag(parser: Any) -> None:
     """Add the flag that overrides a model file's metadata."""
-    parser.add_argument(
-        "--override-kv",
-        "-okv",
-        action="append",
-        default=[],
-        metavar="KEY=TYPE:VALUE",
-        help="metadata that takes the place of the model file's own, of type int, float, bool or str; several are separated by "
+    parser.flag(
+        "--override-kv -okv KEY=TYPE:VALUE ...",
+        "metadata that takes the place of the model file's own, of type int, float, bool or str; several are separated by "
         "commas; without TYPE the value is read as what the file has there; a key that begins with a dot is one of the model's "
         "architecture, as in .rope.scaling.factor=4",
     )

@@ -91,6 +91,33 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
+def add_flag(
+    container: argparse._ActionsContainer, flags: str, text: str, kind: Callable[[str], Any] | None = None, **more: Any
+) -> None:
+    """Add a flag, declared as help shows it: `--json`, `-n --n-predict N`, or `-f --file FILE ...` for one that repeats.
+
+    Args:
+        container: A parser or a group of its flags.
+        flags: All spellings, and the name of the value; a flag without one is a switch.
+        text: The help.
+        kind: The value's type in argparse's sense, None for a text.
+        more: Further arguments of argparse's `add_argument`.
+    """
+    words = flags.split()
+    names, values = [word for word in words if word[0] == "-"], [word for word in words if word[0] != "-"]
+    if values[1:] == ["..."]:
+        more |= {"action": "append", "default": []}
+    if values:
+        more |= {"metavar": values[0], "type": kind}
+    elif more.keys().isdisjoint({"action", "choices"}):
+        more["action"] = "store_true"
+    container.add_argument(*names, help=text, **more)
+
+
+class _Group(argparse._ArgumentGroup):  # noqa: SLF001 - argparse offers no other way
+    flag = add_flag
+
+
 class Parser(argparse.ArgumentParser):
     """Reads no abbreviations, so that a new flag never changes the meaning of one.
 
@@ -115,6 +142,13 @@ class Parser(argparse.ArgumentParser):
         named = [*(str(each.metavar) for each in self._get_positional_actions()), *(f"[{word.upper()}]" for word in words)]
         self.usage = " ".join([self.prog, *named, "[FLAG ...]"])
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
+
+    flag = add_flag
+
+    def add_argument_group(self, *args: Any, **kwargs: Any) -> _Group:
+        """See `argparse`; groups have the method `flag`, too."""
+        self._action_groups.append(group := _Group(self, *args, **kwargs))
+        return group
 
     @property
     def flags(self) -> dict[str, argparse.Action]:

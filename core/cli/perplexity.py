@@ -30,10 +30,10 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         description="Measure how well a model predicts a text. Windows are those of llama-perplexity, so that figures compare: "
         "in the second half of each, every token is predicted after all before it.",
     )
-    parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="the text, in UTF-8")
-    parser.add_argument("--chunks", type=count(least=1), metavar="N", help="take the first N windows (default: all)")
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the perplexity after each window")
+    parser.flag("-f --file FILE", "the text, in UTF-8", Path, required=True)
+    parser.flag("--chunks N", "take the first N windows (default: all)", count(least=1))
+    parser.flag("--json", "print a JSON object")
+    parser.flag("--html FILE", "write a page with the perplexity after each window", Path)
     add_model_flags(parser, registry, argv, n_slots=1, has_drafters=False)
     parser.set_defaults(ctx_size=WINDOW, run=_run)
     parser.show_first("-f --chunks --json --html -m -c -t -ngl", words=("model",))

@@ -28,7 +28,7 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="a kind, such as drafter, a plugin or a package; all by default"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.flag("--json", "print one JSON object")
     parser.set_defaults(run=_run, registry=registry)
 
 

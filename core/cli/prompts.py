@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import Factory, evolve, frozen
 
@@ -15,6 +15,9 @@ from augury.cli.chat_flags import has_system, system_prompt_of, with_system
 from augury.cli.report import say
 from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError
+
+if TYPE_CHECKING:
+    from augury.cli.parser import Parser
 
 _KINDS = {"prompt": "a text", "tokens": "a list of token ids", "messages": 'a list of {"role": ..., "content": ...}'}
 
@@ -54,25 +57,17 @@ class Prompt:
         return evolve(self, params=self.params | {"chat_template_kwargs": {**kwargs, **own}})
 
 
-def add_prompt_flags(parser: argparse.ArgumentParser, default: str = "standard input") -> None:
+def add_prompt_flags(parser: Parser, default: str = "standard input") -> None:
     """Add the flags that give prompts; `default` says where prompts come from without them."""
     group = parser.add_argument_group(f"prompts (default: {default})")
-    group.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="a prompt; repeats")
-    group.add_argument(
-        "-f",
-        "--file",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help='a file with one prompt, or JSON lines: {"prompt"}, {"messages"} or {"tokens"}, and "id" and parameters such as '
+    group.flag("-p --prompt TEXT ...", "a prompt; repeats")
+    group.flag(
+        "-f --file FILE ...",
+        'a file with one prompt, or JSON lines: {"prompt"}, {"messages"} or {"tokens"}, and "id" and parameters such as '
         '"seed" or "tools"; - is standard input',
     )
-    group.add_argument(
-        "--prompt-tokens", action="append", default=[], type=_token_ids, metavar="1,2,3", help="a prompt as token ids; repeats"
-    )
-    group.add_argument(
-        "-st", "--single-turn", "--chat", dest="chat", action="store_true", help="put prompts into the model's chat template"
-    )
+    group.flag("--prompt-tokens 1,2,3 ...", "a prompt as token ids; repeats", _token_ids)
+    group.flag("-st --single-turn --chat", "put prompts into the model's chat template", dest="chat")
 
 
 def read_prompts(args: argparse.Namespace) -> list[Prompt]:

@@ -36,22 +36,18 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_template_flags(parser)
     add_model_flags(parser, registry, argv, n_slots=1)
     add_sampling_flags(parser, registry)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
-    parser.add_argument("--echo", action="store_true", help="with --json: tell each prompt's tokens and text beside its answer")
-    parser.add_argument(
-        "--receipt",
-        type=Path,
-        metavar="FILE",
-        help="write a receipt of each text there, by which augury verify can check that the model wrote it",
+    parser.flag("--json", "print one JSON object per prompt")
+    parser.flag("--echo", "with --json: tell each prompt's tokens and text beside its answer")
+    parser.flag(
+        "--receipt FILE", "write a receipt of each text there, by which augury verify can check that the model wrote it", Path
     )
-    parser.add_argument("--stats", action="store_true", help="colour tokens by who proposed them, and show drafting figures")
-    parser.add_argument(
-        "--prompt-cache",
-        type=Path,
-        metavar="FILE",
-        help="take up what an earlier run has saved there, as far as the prompt begins like it, and save what this one came to",
+    parser.flag("--stats", "colour tokens by who proposed them, and show drafting figures")
+    parser.flag(
+        "--prompt-cache FILE",
+        "take up what an earlier run has saved there, as far as the prompt begins like it, and save what this one came to",
+        Path,
     )
-    parser.add_argument("--prompt-cache-ro", action="store_true", help="with --prompt-cache: leave the file as it is")
+    parser.flag("--prompt-cache-ro", "with --prompt-cache: leave the file as it is")
     parser.show_first(f"-p -f --chat -sys {FIRST_FLAGS} -n --temp -s --json-schema --json --stats", words=("model", "prompt"))
     parser.set_defaults(run=_run)
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from augury.cli.parser import count, counts
+from augury.cli.parser import Parser, count, counts
 from augury.cli.report import say
 from augury.cli.text_file import read_text
 from augury.errors import OptionError
@@ -16,145 +16,93 @@ from augury.registry import Registry
 from augury.sampling import OPTIONAL_SAMPLERS, SAMPLER_LETTERS, SAMPLERS, sampling_options
 
 _SPELLINGS = {
-    "temperature": ("--temp",),
-    "typical_p": ("--typical",),
-    "seed": ("-s",),
-    "top_n_sigma": ("--top-nsigma",),
-    "dynatemp_exponent": ("--dynatemp-exp",),
-    "mirostat_tau": ("--mirostat-ent",),
-    "mirostat_eta": ("--mirostat-lr",),
+    "temperature": "--temp",
+    "typical_p": "--typical",
+    "seed": "-s",
+    "top_n_sigma": "--top-nsigma",
+    "dynatemp_exponent": "--dynatemp-exp",
+    "mirostat_tau": "--mirostat-ent",
+    "mirostat_eta": "--mirostat-lr",
 }
 # Of llama.cpp and ik_llama.cpp: samplers that do nothing unless flags of their own say so, which are refused here; and letters.
 _OFF = ("adaptive_p", "tfs_z")
 _LETTERS = SAMPLER_LETTERS | dict(zip("afwn", (*_OFF, "adaptive_p", "top_n_sigma"), strict=True))
 _SAMPLERS = {name.replace("_", ""): name for name in (*SAMPLERS, *OPTIONAL_SAMPLERS, *_OFF)}
-_SAMPLERS |= {
-    "typical": "typ_p",
-    "typicalp": "typ_p",
-    "typ": "typ_p",
-    "nucleus": "top_p",
-    "temp": "temperature",
-    "tfs": "tfs_z",
-}
+_SAMPLERS |= dict.fromkeys(("typical", "typicalp", "typ"), "typ_p")
+_SAMPLERS |= {"nucleus": "top_p", "temp": "temperature", "tfs": "tfs_z"}
 
 
-def add_sampling_flags(
-    parser: argparse.ArgumentParser, registry: Registry, *, n_predict: int = -1, has_short_stop: bool = True
-) -> None:
+def add_sampling_flags(parser: Parser, registry: Registry, *, n_predict: int = -1, has_short_stop: bool = True) -> None:
     """Add sampling, limits and stops, in llama.cpp's spelling, and the flags of constraints.
 
     `n_predict` is the default of `-n`. With `has_short_stop`, `-r` is a stop, which it is not in llama-bench.
     """
     group = parser.add_argument_group("sampling")
     for option in sampling_options().values():
-        flag = f"--{option.name.replace('_', '-')}"
+        flags = f"{_SPELLINGS.get(option.name, '')} --{option.name.replace('_', '-')} {'N' if option.kind is int else 'P'}"
         default = "" if option.default is None else f" (default: {option.default:g})"
-        group.add_argument(
-            *_SPELLINGS.get(option.name, ()),
-            flag,
-            dest=option.name,
-            action=_SetOption,
-            const=option,
-            metavar="N" if option.kind is int else "P",
-            help=option.help + default,
-        )
-    group.add_argument(
-        "--samplers",
+        group.flag(flags, option.help + default, dest=option.name, action=_SetOption, const=option)
+    group.flag(
+        "--samplers NAME;NAME;...",
+        f"what is applied, in this order; the others are not (default: {';'.join(SAMPLERS)})",
         action=_SetSamplers,
-        metavar="NAME;NAME;...",
-        help=f"what is applied, in this order; the others are not (default: {';'.join(SAMPLERS)})",
     )
-    group.add_argument(
-        *("--sampler-seq", "--sampling-seq"),
+    group.flag(
+        "--sampler-seq --sampling-seq LETTERS",
+        f"the same by llama.cpp's letters (default: {''.join(list(_LETTERS)[: len(SAMPLERS)])})",
         action=_SetSamplers,
         dest="samplers",
-        metavar="LETTERS",
-        help=f"the same by llama.cpp's letters (default: {''.join(list(_LETTERS)[: len(SAMPLERS)])})",
     )
-    group.add_argument(
-        "--dry-sequence-breaker",
-        action="append",
-        type=_stop,
-        dest="dry_sequence_breakers",
-        default=[],
-        metavar="TEXT",
-        help="a text that no repetition spans; repeats, and replaces the default ones: line break, colon, "
+    group.flag(
+        "--dry-sequence-breaker TEXT ...",
+        "a text that no repetition spans; repeats, and replaces the default ones: line break, colon, "
         "quotation mark and asterisk; none: there is no such text",
+        _stop,
+        dest="dry_sequence_breakers",
     )
-    group.add_argument(
-        "-l",
-        "--logit-bias",
-        action="append",
-        type=_bias,
-        default=[],
-        metavar="TOKEN(+/-)BIAS",
-        help="add to a token's logit, such as 15043+1 or 15043-inf; repeats",
-    )
-    group.add_argument(
-        "--constraint",
-        metavar="NAME:K=V",
-        help="allow only texts of a form, see the plugins of kind constraint in augury plugins",
-    )
+    group.flag("-l --logit-bias TOKEN(+/-)BIAS ...", "add to a token's logit, such as 15043+1 or 15043-inf; repeats", _bias)
+    group.flag("--constraint NAME:K=V", "allow only texts of a form, see the plugins of kind constraint in augury plugins")
     for constraint in registry.constraints.values():
         if constraint.keyword is not None:
             flag = f"--{constraint.keyword.replace('_', '-')}"
             of: dict[str, Any] = {"action": _SetKeyword, "dest": "keywords", "default": {}, "const": constraint.keyword}
-            group.add_argument(flag, metavar="TEXT", help=f"allow only {_first_line(constraint)}", **of)
-            group.add_argument(f"{flag}-file", type=Path, metavar="FILE", help="the same, read from a file", **of)
+            group.flag(f"{flag} TEXT", f"allow only {_first_line(constraint)}", **of)
+            group.flag(f"{flag}-file FILE", "the same, read from a file", Path, **of)
     group = parser.add_argument_group("where a text ends")
-    group.add_argument(
-        *("-n", "--n-predict", "--predict", "--max-tokens"),
-        type=count(least=-2),
+    group.flag(
+        "-n --n-predict --predict --max-tokens N",
+        f"tokens to generate; -1 or -2: until an end token or a full context (default: {n_predict})",
+        count(least=-2),
         default=n_predict,
-        metavar="N",
-        help=f"tokens to generate; -1 or -2: until an end token or a full context (default: {n_predict})",
     )
-    group.add_argument(
-        *(("-r",) if has_short_stop else ()),
-        *("--stop", "--reverse-prompt"),
-        action="append",
-        type=_stop,
-        default=[],
-        dest="stop",
-        metavar="TEXT",
-        help="end before this text; repeats",
-    )
-    group.add_argument("--ignore-eos", action="store_true", help="go on after end tokens")
-    group.add_argument(
+    stops = f"{'-r ' * has_short_stop}--stop --reverse-prompt TEXT ..."
+    group.flag(stops, "end before this text; repeats", _stop, dest="stop")
+    group.flag("--ignore-eos", "go on after end tokens")
+    group.flag(
         "--context-shift",
+        "where the context is full, leave out the older half of the text, process the rest again, and go on",
         nargs="?",
         const="on",
         default="off",
         choices=("on", "off"),
-        help="where the context is full, leave out the older half of the text, process the rest again, and go on",
     )
-    group.add_argument(
-        "--keep",
-        type=count(least=-1),
+    group.flag(
+        "--keep N",
+        "tokens at the beginning of the text that --context-shift never leaves out; -1: the prompt (default: 0)",
+        count(least=-1),
         default=0,
-        metavar="N",
-        help="tokens at the beginning of the text that --context-shift never leaves out; -1: the prompt (default: 0)",
     )
-    group.add_argument(
-        "--min-tokens",
-        type=count(least=0),
-        default=0,
-        metavar="N",
-        help="end tokens and stop texts end nothing before so many tokens",
-    )
-    group.add_argument(
-        *("--stop-token-id", "--stop-token-ids"),
+    group.flag("--min-tokens N", "end tokens and stop texts end nothing before so many tokens", count(least=0), default=0)
+    group.flag(
+        "--stop-token-id --stop-token-ids ID,ID",
+        "end after these tokens as well; repeats",
+        counts(least=0),
         action="extend",
-        type=counts(least=0),
         default=[],
         dest="stop_token_ids",
-        metavar="ID,ID",
-        help="end after these tokens as well; repeats",
     )
-    parser.add_argument(
-        "--logprobs", type=count(least=0), metavar="N", help="report log-probabilities, and those of the N best tokens"
-    )
-    parser.add_argument("--no-cache-prompt", action="store_true", help="process every prompt in full")
+    parser.flag("--logprobs N", "report log-probabilities, and those of the N best tokens", count(least=0))
+    parser.flag("--no-cache-prompt", "process every prompt in full")
 
 
 def request_params(args: argparse.Namespace) -> dict[str, Any]:

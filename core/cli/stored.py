@@ -28,7 +28,7 @@ def add_parsers(subparsers: Any, registry: Registry) -> None:
         help="list the models on this machine",
         description="List the models on this machine: downloaded ones, and those of Ollama and LM Studio.",
     )
-    listing.add_argument("--json", action="store_true", help="print one JSON object")
+    listing.flag("--json", "print one JSON object")
     listing.set_defaults(run=_list, registry=registry)
     removing = subparsers.add_parser(
         "rm", help="remove downloaded models", description="Remove downloaded models, and the packed weights made of them."
@@ -40,7 +40,7 @@ def add_parsers(subparsers: Any, registry: Registry) -> None:
         help="show what the cache holds, and drop it",
         description="Show what the cache holds beside models, which are made again when they are needed.",
     )
-    cache.add_argument("--drop", metavar="KIND", nargs="+", help="remove all files of a kind, such as packed")
+    cache.flag("--drop KIND", "remove all files of a kind, such as packed", nargs="+")
     cache.set_defaults(run=_cache)
 
 

@@ -36,9 +36,9 @@ def add_parser(subparsers: Any, registry: Registry, _: Sequence[str]) -> None:
         "Backend and settings are those of the receipt, which augury run --receipt writes.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a receipt in each line")
-    parser.add_argument("-m", "--model", metavar="MODEL", help="the model's file (default: by the name in the receipt)")
-    parser.add_argument("-t", "--threads", type=count(least=1), metavar="N", help="threads (default: one per physical core)")
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each receipt")
+    parser.flag("-m --model MODEL", "the model's file (default: by the name in the receipt)")
+    parser.flag("-t --threads N", "threads (default: one per physical core)", count(least=1))
+    parser.flag("--json", "print a JSON object for each receipt")
     parser.set_defaults(run=_run, registry=registry)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import Factory, frozen
 
-from augury.cli import align_rows, print_json, print_lines, read_text
+from augury.cli import Parser, align_rows, print_json, print_lines, read_text
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.pair_stats import PairStats, drafter_label
 
@@ -131,12 +131,10 @@ def changes(then: SavedResults, now: SavedResults) -> tuple[list[Change], list[s
     return found, list(_differences(then.facts, now.facts))
 
 
-def add_result_flags(parser: argparse.ArgumentParser) -> None:
+def add_result_flags(parser: Parser) -> None:
     """Add the flags that print JSON, and compare with earlier JSON."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--compare", type=Path, metavar="OLD.json", help="show what changed since --json, or pytest-benchmark, saved this file"
-    )
+    parser.flag("--json", "print one JSON object")
+    parser.flag("--compare OLD.json", "show what changed since --json, or pytest-benchmark, saved this file", Path)
 
 
 def check_saved(path: Path | None, *, of_passes: bool) -> None:

@@ -23,24 +23,17 @@ DEFAULT = "those of standard input, if any, or else a small workload"  # where `
 
 def add_workload_flag(group: Any) -> None:
     """Add `--workload`, for commands that compare by category."""
-    group.add_argument(
-        "--workload",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help='prompts as JSON lines with "id", "category", and "messages", "prompt" or "tokens", or '
+    group.flag(
+        "--workload FILE ...",
+        'prompts as JSON lines with "id", "category", and "messages", "prompt" or "tokens", or '
         f"{SPEC_BENCH}:FILE, a copy of Spec-Bench's questions; repeats",
     )
 
 
 def add_length_flag(group: Any, n_predict: int, *, least: int) -> None:
     """Add `-n`, for commands that always decode greedily."""
-    group.add_argument(
-        *("-n", "--n-predict", "--max-tokens"),
-        type=count(least=least),
-        default=n_predict,
-        metavar="N",
-        help=f"tokens to generate (default: {n_predict})",
+    group.flag(
+        "-n --n-predict --max-tokens N", f"tokens to generate (default: {n_predict})", count(least=least), default=n_predict
     )
 
 

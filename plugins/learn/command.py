@@ -12,21 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury import Registry
-from augury.cli import (
-    ProgressDisplay,
-    Prompt,
-    add_model_flags,
-    add_sampling_flags,
-    check_writable,
-    count,
-    load_engine,
-    overrides_of,
-    plan_of,
-    print_lines,
-    request_params,
-    say,
-)
+from augury import Registry, cli
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.extras import install_command
 from augury.files.gguf import ModelFile
@@ -84,56 +70,43 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "the same command goes on where an earlier one ended. Unless told otherwise the model answers greedily, 512 tokens.",
     )
     group = parser.add_argument_group("training")
-    group.add_argument(
-        "-f",
-        "--file",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="PATH",
-        help='texts: a file, or a folder of files; in .jsonl a line is {"prompt": TEXT}, {"messages"} or {"tokens"}; repeats',
+    group.flag(
+        "-f --file PATH ...",
+        'texts: a file, or a folder of files; in .jsonl a line is {"prompt": TEXT}, {"messages"} or {"tokens"}; repeats',
+        Path,
     )
-    group.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="prompts as the same JSON lines: the model's answers are learnt from"
-    )
-    group.add_argument("-o", "--output", type=Path, required=True, metavar="HEAD.gguf", help="where the head goes")
-    group.add_argument(
-        "--from",
+    group.flag("--prompts FILE", "prompts as the same JSON lines: the model's answers are learnt from", Path)
+    group.flag("-o --output HEAD.gguf", "where the head goes", Path, required=True)
+    group.flag(
+        "--from HEAD",
+        "go on from a head of the same model: a GGUF file, or a folder or hf:owner/repo as EAGLE-3 heads are published",
         dest="first",
-        metavar="HEAD",
-        help="go on from a head of the same model: a GGUF file, or a folder or hf:owner/repo as EAGLE-3 heads are published",
     )
-    group.add_argument(
-        "--export",
-        type=Path,
-        metavar="FOLDER",
-        help="write the head as a folder for vLLM as well; without -f and --prompts: a head that -o names is there already",
+    group.flag(
+        "--export FOLDER",
+        "write the head as a folder for vLLM as well; without -f and --prompts: a head that -o names is there already",
+        Path,
     )
-    group.add_argument(
-        "--draft-vocabulary",
-        type=count(least=1),
+    group.flag(
+        "--draft-vocabulary N",
+        "the head drafts the N most frequent tokens alone (default: 8192)",
+        cli.count(least=1),
         default=8192,
-        metavar="N",
-        help="the head drafts the N most frequent tokens alone (default: 8192)",
     )
-    group.add_argument(
-        "--epochs",
-        type=count(least=1),
+    group.flag(
+        "--epochs N",
+        "go through the texts so often at most; it ends when texts held out are predicted no better (default: 8)",
+        cli.count(least=1),
         default=8,
-        metavar="N",
-        help="go through the texts so often at most; it ends when texts held out are predicted no better (default: 8)",
     )
-    group.add_argument(
-        "--hours",
-        type=_hours,
-        metavar="H",
-        help="learn from as many texts, and go through them as often, as there is time for; --epochs is the most",
+    group.flag(
+        "--hours H",
+        "learn from as many texts, and go through them as often, as there is time for; --epochs is the most",
+        _hours,
     )
-    group.add_argument(
-        "--disk", type=count(least=1), default=16, metavar="GB", help="keep so much of hidden states at most (default: 16)"
-    )
-    add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
-    add_sampling_flags(parser, registry)
+    group.flag("--disk GB", "keep so much of hidden states at most (default: 16)", cli.count(least=1), default=16)
+    cli.add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
+    cli.add_sampling_flags(parser, registry)
     parser.show_first("-f --prompts -o --from --export -m -t --hours --epochs --draft-vocabulary --disk")
     parser.set_defaults(run=_run)
 
@@ -154,14 +127,14 @@ def _run(args: argparse.Namespace) -> int:
         _export(args)
         return 0
     _check_flags(args)
-    params = {**_DEFAULTS, **request_params(args)}
+    params = {**_DEFAULTS, **cli.request_params(args)}
     with ExitStack() as stack:
         recorded = stack.enter_context(Recorded(args.output.with_name(f"{args.output.name}.learn")))
         prompts, known = read_texts(args.file) if args.file else read_prompts(args.prompts), collected(args.file)
-        with ProgressDisplay() as progress:
+        with cli.ProgressDisplay() as progress:
             path = resolve(args.model, args.registry, progress)
-        file = stack.enter_context(ModelFile.open(path, overrides_of(args)))
-        plan = plan_of(file, args.registry)
+        file = stack.enter_context(ModelFile.open(path, cli.overrides_of(args)))
+        plan = cli.plan_of(file, args.registry)
         sizes, first = HeadSizes.for_target(plan, str(args.model), args.draft_vocabulary), None
         if args.first is not None:
             first = stack.enter_context(open_model(args.first, args.registry, Progress()))
@@ -187,7 +160,7 @@ def _run(args: argparse.Namespace) -> int:
             n_bytes = min(n_tokens * recorded_bytes(sizes), n_kept)
             n_bytes += 4 * sizes.n_weights * 8  # two checkpoints at once, and the best twice
             check_disk(args.output.resolve().parent, n_bytes)
-        schedule, target = Schedule(recorded, args.hours, args.epochs, say), TargetTensors(file, plan)
+        schedule, target = Schedule(recorded, args.hours, args.epochs, cli.say), TargetTensors(file, plan)
         if not schedule.is_planned:
             schedule.measure(sizes, target, is_head=first is not None)
         pieces = _record(args, prompts, known, params, recorded, n_kept // recorded_bytes(sizes), schedule)
@@ -215,7 +188,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 def _check_output(path: Path) -> None:
     """See that the head takes the place of no model, text or other file, but perhaps of an earlier head."""
-    check_writable(path, "-o")
+    cli.check_writable(path, "-o")
     if path.exists() and path.stat().st_size:
         try:
             with ModelFile.open(path) as file:
@@ -244,7 +217,7 @@ def _check_memory(sizes: HeadSizes) -> None:
 
 def _record(
     args: argparse.Namespace,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[cli.Prompt],
     known: Mapping[str, Path],
     params: Mapping[str, Any],
     recorded: Recorded,
@@ -252,7 +225,7 @@ def _record(
     schedule: Schedule,
 ) -> list[Piece]:
     """Let the engine answer prompts, and compute the hidden states that are not known from that, nor `collected`."""
-    with ProgressDisplay() as progress, load_engine(args, args.spec_type, args.model_draft, progress) as engine:
+    with cli.ProgressDisplay() as progress, cli.load_engine(args, args.spec_type, args.model_draft, progress) as engine:
         n_piece = n_piece_of(engine)
         if args.prompts is None:
             texts, width = list(encoded(engine, prompts)), recorded.sizes.n_embd * len(recorded.sizes.columns)
@@ -275,7 +248,7 @@ def _record(
                 recorded.add_rows(piece, rows)
     n, n_all = sum(len(piece.tokens) for piece in pieces), sum(map(len, texts))
     left_out = f"; {n_all - n} are left out (--disk, --hours, short ends, repeated texts)" if n < n_all else ""
-    say(f"{len(pieces)} pieces of text, {n} tokens{left_out}")
+    cli.say(f"{len(pieces)} pieces of text, {n} tokens{left_out}")
     return pieces
 
 
@@ -316,9 +289,9 @@ def _train(
         write_head(args.output, sizes, file, tokens, best, output)
 
     trainer = Trainer(sizes, weights, output, target.softcap, _RATE, n_batches)
-    with ProgressDisplay() as progress:
+    with cli.ProgressDisplay() as progress:
         how: dict[str, Any] = {"n_batches": n_batches, "is_over": schedule.is_over, "is_head": first is not None}
-        fit(trainer, recorded, corpus, seed, progress, lambda line: say(f"{line}{schedule.told()}"), keep, **how)
+        fit(trainer, recorded, corpus, seed, progress, lambda line: cli.say(f"{line}{schedule.told()}"), keep, **how)
     if args.export:
         _export(args, {**(recorded.load("best") or {}), "output.weight": output})
 
@@ -328,7 +301,7 @@ def _export(args: argparse.Namespace, values: Mapping[str, np.ndarray] | None = 
     export.check_folder(args.export)
     with ModelFile.open(args.output) as head:
         export.write_folder(args.export, head, values)
-    say(f'{args.export}: the head for vLLM, --speculative-config \'{{"model": "{args.export}", "method": "eagle3"}}\'')
+    cli.say(f'{args.export}: the head for vLLM, --speculative-config \'{{"model": "{args.export}", "method": "eagle3"}}\'')
 
 
 def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Sequence[Piece]) -> None:
@@ -344,7 +317,7 @@ def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Seque
     for is_fixed in (True, False):
         given = {"spec_fixed": is_fixed, "draft_max": N_STEPS if is_fixed else args.draft_max, "verbose": 0, "quiet": True}
         flags = argparse.Namespace(**{**vars(args), **given, "spec_type": ["draft-eagle3"], "parallel": 1})
-        with load_engine(flags, ("draft-eagle3",), str(args.output)) as engine:
+        with cli.load_engine(flags, ("draft-eagle3",), str(args.output)) as engine:
             for start in starts:
                 if is_fixed:
                     stats = engine.generate(start, **params).stats.drafters["draft-eagle3"]
@@ -356,7 +329,7 @@ def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Seque
                     seconds[drafts] += timings.predict_s
                     n_predicted[drafts] += timings.n_predicted
     shares = [a / max(offered[0], 1) for a in accepted]
-    say(f"in {len(starts)} texts held out, {percent(shares)} of drafts were accepted up to token 1, 2, ...")
+    cli.say(f"in {len(starts)} texts held out, {percent(shares)} of drafts were accepted up to token 1, 2, ...")
     plain, drafted = (n_predicted[each] / max(seconds[each], 1e-9) for each in (False, True))
-    say(f"{plain:.1f} tokens a second without the head, {drafted:.1f} with it")
-    print_lines([shlex.join(["augury", "run", "-m", str(args.model), "-md", str(args.output)])])
+    cli.say(f"{plain:.1f} tokens a second without the head, {drafted:.1f} with it")
+    cli.print_lines([shlex.join(["augury", "run", "-m", str(args.model), "-md", str(args.output)])])

@@ -10,24 +10,7 @@ from itertools import chain, count as numbers, repeat
 from pathlib import Path
 from typing import Any
 
-from augury import Engine, Registry
-from augury.cli import (
-    FIRST_FLAGS,
-    ProgressDisplay,
-    add_model_flags,
-    add_prompt_flags,
-    add_sampling_flags,
-    check_page,
-    count,
-    drafter_of_model,
-    leave_out_unused,
-    load_engine,
-    names_in_use,
-    request_params,
-    say,
-    takes_draft_model,
-    warn_of_synthetic,
-)
+from augury import Engine, Registry, cli
 from augury.errors import OptionError
 from augury.files.atomic_file import write_atomically
 from augury.interfaces import Progress
@@ -53,29 +36,24 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         description="Compare drafters with plain decoding, in turns. Without prompts it takes a small workload of its own; "
         "unless told otherwise it decodes greedily, 128 tokens.",
     )
-    add_prompt_flags(parser, DEFAULT)
-    add_model_flags(parser, registry, argv, n_slots=None)
-    add_sampling_flags(parser, registry, has_short_stop=False)
+    cli.add_prompt_flags(parser, DEFAULT)
+    cli.add_model_flags(parser, registry, argv, n_slots=None)
+    cli.add_sampling_flags(parser, registry, has_short_stop=False)
     group = parser.add_argument_group("drafters compared")
     add_workload_flag(group)
-    group.add_argument(
-        "--against",
-        action="append",
-        default=[],
-        metavar="NAME[:K=V,...]",
-        help="another drafter to compare, beside that of --spec-type (default: auto); repeats",
+    group.flag(
+        "--against NAME[:K=V,...] ...", "another drafter to compare, beside that of --spec-type (default: auto); repeats"
     )
-    group.add_argument(
-        *("-r", "--turns", "--repetitions"),
-        type=count(least=1),
+    group.flag(
+        "-r --turns --repetitions N",
+        f"runs of each prompt with and without each drafter (default: {TURNS})",
+        cli.count(least=1),
         default=TURNS,
-        metavar="N",
-        help=f"runs of each prompt with and without each drafter (default: {TURNS})",
     )
-    group.add_argument("--warm", action="store_true", help="measure drafters also when they have seen the prompt before")
-    group.add_argument("--html", type=Path, metavar="FILE", help="write a page that shows speeds, drafts and texts")
+    group.flag("--warm", "measure drafters also when they have seen the prompt before")
+    group.flag("--html FILE", "write a page that shows speeds, drafts and texts", Path)
     add_result_flags(parser)
-    parser.show_first(f"-p -f {FIRST_FLAGS} -n --temp --workload --against --turns --json --html", words=("model",))
+    parser.show_first(f"-p -f {cli.FIRST_FLAGS} -n --temp --workload --against --turns --json --html", words=("model",))
     parser.set_defaults(run=_run)
 
 
@@ -84,18 +62,18 @@ def _run(args: argparse.Namespace) -> int:
     if args.n_predict == 0:
         raise OptionError("-n is 0, but prompts are answered here; augury bench passes -p 512 -n 0 times prompts alone")
     if args.html is not None:
-        check_page(args.html)
+        cli.check_page(args.html)
     check_saved(args.compare, of_passes=False)
-    warn_of_synthetic(args)
+    cli.warn_of_synthetic(args)
     if len(args.spec_type) > 1:
         first, *others = args.spec_type
         apart = shlex.join(["--spec-type", first, *(word for text in others for word in ("--against", text))])
-        say(f"augury bench drafters: repeated --spec-type flags are one chain; {apart} compares its parts")
+        cli.say(f"augury bench drafters: repeated --spec-type flags are one chain; {apart} compares its parts")
     prompts, turns = prompts_to_compare(args), args.turns
-    params = {**DEFAULTS, **request_params(args)}
+    params = {**DEFAULTS, **cli.request_params(args)}
     results: list[DrafterResult] = []
     config: Mapping[str, Any] = {}
-    with ProgressDisplay() as display:
+    with cli.ProgressDisplay() as display:
         compared = _drafters_compared(args)
         states = ("cold", "warm") if args.warm else ("cold",)
         n_pairs, number = len(compared) * len(states) * len(prompts) * turns, numbers()
@@ -122,7 +100,7 @@ def _run(args: argparse.Namespace) -> int:
 def exit_code(found: Iterable[PairStats]) -> int:
     """1, with a message, if a drafter changed an output that it must not change; else 0."""
     if any(stats.is_changed for stats in found):
-        say("augury: a drafter changed the output, which is a bug; please report it with this command")
+        cli.say("augury: a drafter changed the output, which is a bug; please report it with this command")
         return 1
     return 0
 
@@ -130,18 +108,18 @@ def exit_code(found: Iterable[PairStats]) -> int:
 def _drafters_compared(args: argparse.Namespace) -> list[tuple[list[str], str | None]]:
     """The drafters to compare, each with the draft model if it takes one."""
     found: list[tuple[list[str], str | None]] = []
-    owner = drafter_of_model(args.registry, args.model_draft, Progress()) if args.model_draft else None
+    owner = cli.drafter_of_model(args.registry, args.model_draft, Progress()) if args.model_draft else None
     for texts in (args.spec_type or ["auto"], *([text] for text in args.against)):
-        names = names_in_use(texts, args.registry)
+        names = cli.names_in_use(texts, args.registry)
         is_auto = any(spec.name == "auto" for text in texts for spec in parse_specs(text))
-        takes_model = is_auto or takes_draft_model(names, args.registry, owner)
+        takes_model = is_auto or cli.takes_draft_model(names, args.registry, owner)
         found.append((texts, args.model_draft if takes_model else None))
     if args.model_draft is not None and not any(model for _, model in found):
         raise OptionError(
             "a draft model is given, but no drafter compared takes one; leave -md out, or add --against draft-model"
         )
-    everyone = [name for texts, _ in found for name in names_in_use(texts, args.registry)]
-    leave_out_unused(args, everyone if owner is None else [*everyone, owner])
+    everyone = [name for texts, _ in found for name in cli.names_in_use(texts, args.registry)]
+    cli.leave_out_unused(args, everyone if owner is None else [*everyone, owner])
     return found
 
 
@@ -154,6 +132,6 @@ def engine_loader(
 
     def load() -> Engine:
         flags, progress = next(ways)
-        return load_engine(flags, tuple(spec_type), draft_model, progress)
+        return cli.load_engine(flags, tuple(spec_type), draft_model, progress)
 
     return load

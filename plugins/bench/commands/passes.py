@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from augury import Registry
-from augury.cli import ProgressDisplay, add_model_flags, align_rows, count, counts, loaded_model, override_words
+from augury import Registry, cli
 from augury.errors import OptionError
 from augury.files.models import resolve
 from augury.interfaces import Progress
@@ -38,31 +37,22 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         description="Time the model's passes, below the engine and its drafters: prompts (-p) and decoding (-n) as llama-bench "
         "does, and passes that verify drafts (--curve). Each flag takes several counts; 0 is none.",
     )
-    add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
+    cli.add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
     group = parser.add_argument_group("passes")
-    group.add_argument(
-        "--curve",
-        type=counts(least=1),
+    group.flag(
+        "--curve 1,2,4",
+        "time passes over so many tokens with the logits of all, as for verifying drafts",
+        cli.counts(least=1),
         default=(),
-        metavar="1,2,4",
-        help="time passes over so many tokens with the logits of all, as for verifying drafts",
     )
-    for flags, what, default in ((("-p", "--n-prompt"), "of a prompt", _PREFILL), (("-n", "--n-gen"), "to decode", _DECODE)):
-        group.add_argument(
-            *flags,
-            action="extend",
-            type=counts(least=0),
-            metavar="N,N",
-            help=f"tokens {what}; repeats (default: {default}, with --curve none)",
-        )
-    group.add_argument(
-        "-d", "--depth", type=counts(least=0), default=(0,), metavar="0,4096", help="tokens already in the slot (default: 0)"
-    )
-    group.add_argument(
-        *("-r", "--turns", "--repetitions"),
-        type=count(least=1),
-        metavar="N",
-        help=f"runs of each (default: 5 at least), with --vs turns of each (default and least: {MIN_PAIRS})",
+    for flags, what, default in (("-p --n-prompt", "of a prompt", _PREFILL), ("-n --n-gen", "to decode", _DECODE)):
+        text = f"tokens {what}; repeats (default: {default}, with --curve none)"
+        group.flag(f"{flags} N,N", text, cli.counts(least=0), action="extend")
+    group.flag("-d --depth 0,4096", "tokens already in the slot (default: 0)", cli.counts(least=0), default=(0,))
+    group.flag(
+        "-r --turns --repetitions N",
+        f"runs of each (default: 5 at least), with --vs turns of each (default and least: {MIN_PAIRS})",
+        cli.count(least=1),
     )
     add_peer_flag(group)
     add_result_flags(parser)
@@ -72,13 +62,12 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def add_peer_flag(group: Any, *, is_required: bool = False) -> None:
     """Add the flag that names another engine to take turns with."""
-    group.add_argument(
-        "--vs",
-        type=_command,
-        required=is_required,
-        metavar="COMMAND",
-        help="take turns with a llama-server, and print ratios: its path, or path and flags in quotation marks, such as "
+    group.flag(
+        "--vs COMMAND",
+        "take turns with a llama-server, and print ratios: its path, or path and flags in quotation marks, such as "
         '"PATH/llama-server --spec-type ngram-simple"',
+        _command,
+        required=is_required,
     )
 
 
@@ -116,8 +105,8 @@ def _run(args: argparse.Namespace) -> int:
         raise OptionError(f"-r is {args.turns}, expected at least {MIN_PAIRS} with --vs: fewer say nothing about the median")
     check_saved(args.compare, of_passes=True)
     with (
-        loaded_model(args, max(each.depth + each.n for each in measurements)) as (model, backend),
-        ProgressDisplay() as progress,
+        cli.loaded_model(args, max(each.depth + each.n for each in measurements)) as (model, backend),
+        cli.ProgressDisplay() as progress,
     ):
         runner = ModelRunner(model, progress)
         about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
@@ -144,7 +133,7 @@ def peer(args: argparse.Namespace, tokens: np.ndarray, n_vocab: int, threads: in
     """The program of `--vs`, with the same model, threads, context, cache types and metadata; see `ServerRunner`."""
     path = resolve(args.model, args.registry, Progress())
     words: list[object] = ["-m", path, "-t", threads, "-tb", threads, "-c", n_ctx, "-np", 1]
-    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args), *args.vs[1:]]
+    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *cli.override_words(args), *args.vs[1:]]
     return ServerRunner(Path(args.vs[0]), words, tokens, n_vocab)
 
 
@@ -168,7 +157,7 @@ def _lines(timings: Sequence[Timing]) -> list[str]:
         alone_ms = single.get(timing.measurement.depth) if timing.measurement.kind == "curve" else None
         against = "" if alone_ms is None else f"{timing.ms / alone_ms:.2f}x"
         rows.append([*_cells(timing.measurement), f"{timing.ms:.2f}", spread, f"{timing.tok_s:.1f}", against])
-    return align_rows(rows, is_right=(False, *[True] * 6))
+    return cli.align_rows(rows, is_right=(False, *[True] * 6))
 
 
 def _cells(measurement: Measurement) -> list[str]:
@@ -196,7 +185,7 @@ def _ratio_lines(ratios: Sequence[PairedTiming]) -> list[str]:
         speeds = [f"{ratio.ours.tok_s:.1f}", f"{ratio.theirs.tok_s:.1f}", f"{ratio.ratio:.2f}x"]
         interval = "{:.2f} to {:.2f}".format(*ratio.interval)
         rows.append([*_cells(ratio.ours.measurement), *speeds, interval, trip_text(ratio.round_trips_ns)])
-    return align_rows(rows, is_right=(False, *[True] * 7))
+    return cli.align_rows(rows, is_right=(False, *[True] * 7))
 
 
 def trip_text(trips_ns: Sequence[float]) -> str:

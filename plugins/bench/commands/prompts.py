@@ -9,19 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from augury import Engine, Registry
-from augury.cli import (
-    FIRST_FLAGS,
-    Prompt,
-    add_model_flags,
-    add_prompt_flags,
-    align_rows,
-    count,
-    load_engine,
-    print_json,
-    print_lines,
-    warn_of_synthetic,
-)
+from augury import Engine, Registry, cli
 from augury.plugins.bench.abba import MIN_PAIRS, Answer, AnswerPairs, compare_answers
 from augury.plugins.bench.commands.passes import WIDE, add_peer_flag, peer, trip_text
 from augury.plugins.bench.machine import facts_as_json, run_facts
@@ -39,35 +27,34 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         description="Answer prompts greedily, in turns with a llama-server that is started here, and print ratios by "
         "category. Neither drafts unless told to: by --spec-type here, and among the flags of --vs there.",
     )
-    add_prompt_flags(parser, DEFAULT)
-    add_model_flags(parser, registry, argv, n_slots=None)
+    cli.add_prompt_flags(parser, DEFAULT)
+    cli.add_model_flags(parser, registry, argv, n_slots=None)
     group = parser.add_argument_group("answers compared")
     add_workload_flag(group)
     add_peer_flag(group, is_required=True)
     add_length_flag(group, 128, least=2)  # the first token is timed with the prompt
-    group.add_argument(
-        *("-r", "--turns"),
-        type=count(least=MIN_PAIRS),
+    group.flag(
+        "-r --turns N",
+        f"answers of each to the prompts of a category, at least (default and least: {MIN_PAIRS})",
+        cli.count(least=MIN_PAIRS),
         default=MIN_PAIRS,
-        metavar="N",
-        help=f"answers of each to the prompts of a category, at least (default and least: {MIN_PAIRS})",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.show_first(f"-p -f {FIRST_FLAGS} -n --workload --vs --turns --json", words=("model",))
+    parser.flag("--json", "print one JSON object")
+    parser.show_first(f"-p -f {cli.FIRST_FLAGS} -n --workload --vs --turns --json", words=("model",))
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
     """Answer all prompts with both, and print ratios by category."""
-    warn_of_synthetic(args)
+    cli.warn_of_synthetic(args)
     prompts, n_predict = prompts_to_compare(args), args.n_predict
     facts: dict[str, Any] = {}
     ids: dict[str, list[int]] = {}
     spec_type = tuple(args.spec_type) or ("auto" if args.model_draft else "none",)  # plain against plain, unless asked for more
 
     @contextmanager
-    def sides() -> Iterator[tuple[Callable[[Prompt], Answer], Callable[[Prompt], Answer]]]:
-        with load_engine(args, spec_type, args.model_draft) as engine:
+    def sides() -> Iterator[tuple[Callable[[cli.Prompt], Answer], Callable[[cli.Prompt], Answer]]]:
+        with cli.load_engine(args, spec_type, args.model_draft) as engine:
             facts.update(run_facts({**engine.config, "model": engine.info.name}, prompts, n_predict))
             if not ids:
                 ids.update(_token_ids(engine, prompts, n_predict))
@@ -83,14 +70,14 @@ def _run(args: argparse.Namespace) -> int:
     found = [each.as_json() for each in answers]
     if args.json:
         vs = {"peer": args.vs[0], "args": list(args.vs[1:]), "pairs": args.turns, "texts": found}
-        print_json(facts_as_json(facts) | {"vs": vs})
+        cli.print_json(facts_as_json(facts) | {"vs": vs})
     else:
         marks = [f"acceptance is {facts['acceptance']} by position: texts are not the model's"] if "acceptance" in facts else []
-        print_lines([*_lines(found), *_notes(answers, found), *marks])
+        cli.print_lines([*_lines(found), *_notes(answers, found), *marks])
     return 0
 
 
-def _token_ids(engine: Engine, prompts: Sequence[Prompt], n_predict: int) -> dict[str, list[int]]:
+def _token_ids(engine: Engine, prompts: Sequence[cli.Prompt], n_predict: int) -> dict[str, list[int]]:
     """Token ids by the prompts' ids: the same for both programs, however each would tokenize the text."""
     plain: dict[str, Any] = {"max_tokens": n_predict, "temperature": 0.0, "speculative": {"type": "none"}}
     found = {}
@@ -131,7 +118,7 @@ def _lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
                 row += [f"{a} of {n}" for a, n in zip(each["accepted"], each["drafted"], strict=True)]
                 row += [f"{each['same']:.0%}", trip_text(each["round_trip_ns"])]
             rows.append(row if what == "generation" else [*row, *[""] * 4])
-    return align_rows(rows, is_right=(False, False, *(True,) * 8))
+    return cli.align_rows(rows, is_right=(False, False, *(True,) * 8))
 
 
 def _notes(answers: Sequence[AnswerPairs], found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from augury import Registry
-from augury.cli import ProgressDisplay, add_model_flags, align_rows, counts, loaded_model, print_json, print_lines
+from augury import Registry, cli
 from augury.errors import UnsupportedError
 from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
@@ -28,13 +27,11 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         help="show the time of each kernel of a pass, against the machine's limits",
         description="Time every kernel of a pass that verifies drafts, and probe the machine's limits between passes.",
     )
-    add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
+    cli.add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
     group = parser.add_argument_group("passes")
-    group.add_argument("--curve", type=counts(least=1), default=_SIZES, metavar="1,8", help="tokens of a pass (default: 1,8)")
-    group.add_argument(
-        "-d", "--depth", type=counts(least=0), default=(0,), metavar="0,4096", help="tokens already in the slot (default: 0)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    group.flag("--curve 1,8", "tokens of a pass (default: 1,8)", cli.counts(least=1), default=_SIZES)
+    group.flag("-d --depth 0,4096", "tokens already in the slot (default: 0)", cli.counts(least=0), default=(0,))
+    parser.flag("--json", "print one JSON object")
     parser.show_first("-m -t --backend --curve -d --json", words=("model",))
     parser.set_defaults(run=_run)
 
@@ -42,7 +39,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 def _run(args: argparse.Namespace) -> int:
     """Profile the passes of `--curve` at the depths of `-d`."""
     sizes, depths = args.curve, args.depth
-    with loaded_model(args, max(sizes) + max(depths)) as (model, _), ProgressDisplay() as progress:
+    with cli.loaded_model(args, max(sizes) + max(depths)) as (model, _), cli.ProgressDisplay() as progress:
         if not isinstance(model, Profiled):
             raise UnsupportedError(f"backend {args.backend} cannot profile its kernels; choose another with --backend")
         runner = ModelRunner(model, progress)
@@ -52,12 +49,12 @@ def _run(args: argparse.Namespace) -> int:
         threads = model.n_threads
     if args.json:
         rooflines = [asdict(each) for each in found]
-        print_json({"model": args.model, "threads": threads, "round_trip_ns": trips, "rooflines": rooflines})
+        cli.print_json({"model": args.model, "threads": threads, "round_trip_ns": trips, "rooflines": rooflines})
         return 0
     for roofline in found:
-        print_lines(_lines(roofline, threads))
+        cli.print_lines(_lines(roofline, threads))
     known = [f"{trip:.0f} ns" for trip in trips if trip is not None]
-    print_lines([f"core-to-core round trip before and after: {' and '.join(known) or 'not known'}"])
+    cli.print_lines([f"core-to-core round trip before and after: {' and '.join(known) or 'not known'}"])
     return 0
 
 
@@ -128,7 +125,7 @@ def _lines(roofline: Roofline, threads: int) -> Iterator[str]:
     rows.append(["(around the kernels)", "", f"{python * 1e3:.2f}", f"{python / total:.1%}", "", "", "", ""])
     rows.append(["all", "", f"{total * 1e3:.2f}", "", *_rates(total, n_bytes, n_multiply_adds, limits)])
     rows.append(["limit", "", "", "", f"{limits.bytes_per_s / 1e9:.1f}", "", f"{limits.multiply_adds_per_s / 1e9:.0f}", ""])
-    yield from align_rows([head, *rows], is_right=(False, *[True] * 7))
+    yield from cli.align_rows([head, *rows], is_right=(False, *[True] * 7))
     yield ""
 
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
 
-from augury import Registry
-from augury.cli import Prompt, add_model_flags, add_prompt_flags, align_rows, count, counts, print_json, print_lines
+from augury import Registry, cli
 from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.commands.drafters import TURNS
 from augury.plugins.bench.commands.startup import model_words
@@ -40,26 +39,22 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         description="Start augury serve, and let it take turns with another server that has llama.cpp's /completion, under the "
         "load of several clients.",
     )
-    add_prompt_flags(parser, DEFAULT)
-    add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
+    cli.add_prompt_flags(parser, DEFAULT)
+    cli.add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
     group = parser.add_argument_group("servers compared")
     add_workload_flag(group)
-    group.add_argument("--vs", type=_address, required=True, metavar="URL", help="the other server's address")
-    for flags, metavar, text in (
-        (("--spec-type",), "NAME[:K=V,...]", "who drafts in augury serve (default: auto); repeats"),
-        (("-md", "--model-draft"), "MODEL", "a small model that drafts there"),
-    ):
-        group.add_argument(*flags, action="append", default=[], metavar=metavar, help=text)
-    group.add_argument(
-        "--clients",
-        type=counts(least=1),
+    group.flag("--vs URL", "the other server's address", _address, required=True)
+    group.flag("--spec-type NAME[:K=V,...] ...", "who drafts in augury serve (default: auto); repeats")
+    group.flag("-md --model-draft MODEL ...", "a small model that drafts there")
+    group.flag(
+        "--clients N,N",
+        f"how many clients ask at once (default: {','.join(map(str, _CLIENTS))})",
+        cli.counts(least=1),
         default=_CLIENTS,
-        metavar="N,N",
-        help=f"how many clients ask at once (default: {','.join(map(str, _CLIENTS))})",
     )
     add_length_flag(group, 64, least=1)
-    group.add_argument("-r", "--turns", type=count(least=1), default=TURNS, metavar="N", help=f"turns (default: {TURNS})")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    group.flag("-r --turns N", f"turns (default: {TURNS})", cli.count(least=1), default=TURNS)
+    parser.flag("--json", "print one JSON object")
     parser.show_first("-p -f -m -t -n --spec-type --workload --vs --clients --turns --json", words=("model",))
     parser.set_defaults(run=_run)
 
@@ -79,9 +74,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         about = {"model": args.model, "workload": digest(prompts), "max_tokens": n_predict, "peer": args.vs}
         levels = [_as_json(n, loads) for n, loads in found.items()]
-        print_json(about | {"machine": machine_facts(), "servers": levels})
+        cli.print_json(about | {"machine": machine_facts(), "servers": levels})
     else:
-        print_lines([*_lines(found), *_notes(found)])
+        cli.print_lines([*_lines(found), *_notes(found)])
     return 0
 
 
@@ -106,7 +101,7 @@ def _turns(ours: str, theirs: str, bodies: Sequence[dict[str, Any]], n_clients: 
     return found
 
 
-def _body(ours: ServerProcess, prompt: Prompt, n_predict: int) -> dict[str, Any]:
+def _body(ours: ServerProcess, prompt: cli.Prompt, n_predict: int) -> dict[str, Any]:
     """A request that both servers take: conversations are written by augury's chat template."""
     given = prompt.arguments()
     if "messages" not in given:
@@ -162,7 +157,7 @@ def _lines(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
             cells += [f"{each[_key(name)]:.1f}" for name in _FIGURES]
             low, high = each.get("interval", (0, 0))
             rows.append([*cells, *([f"{each['ratio']:.2f}", f"{low:.2f} to {high:.2f}"] if "ratio" in each else ["", ""])])
-    return align_rows(rows, [True, False, *[True] * 8])
+    return cli.align_rows(rows, [True, False, *[True] * 8])
 
 
 def _notes(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:

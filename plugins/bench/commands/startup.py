@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from augury import Registry
-from augury.cli import add_model_flags, count, override_words, placement_words, print_json, print_lines, say
+from augury import Registry, cli
 from augury.errors import AuguryError
 from augury.files.models import resolve
 from augury.interfaces import Progress
@@ -27,11 +26,9 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         help="time starts to the first token",
         description="Time the start of augury run to its first token: once with nothing compiled, and then with everything.",
     )
-    add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
-    parser.add_argument(
-        "-r", "--turns", type=count(least=1), default=TURNS, metavar="N", help=f"warm starts (default: {TURNS})"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    cli.add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
+    parser.flag("-r --turns N", f"warm starts (default: {TURNS})", cli.count(least=1), default=TURNS)
+    parser.flag("--json", "print one JSON object")
     parser.show_first("-m -c -t --backend --turns --json", words=("model",))
     parser.set_defaults(run=_run)
 
@@ -41,14 +38,14 @@ def _run(args: argparse.Namespace) -> int:
     path = resolve(args.model, args.registry, Progress())  # the children's cache folder holds no models
     words = ["run", *model_words(args, str(path)), "--prompt-tokens", "1", "-n", "1", "--temp", "0", "--ignore-eos"]
     if not args.json:
-        say("compiling in an empty cache folder, as at the very first start")
+        cli.say("compiling in an empty cache folder, as at the very first start")
     cold_s, *warm_starts_s = measure_startup(words, args.turns)
     warm_s = statistics.median(warm_starts_s)
     if args.json:
-        print_json({"model": args.model, "cold_s": cold_s, "warm_s": warm_s, "warm_starts_s": warm_starts_s})
+        cli.print_json({"model": args.model, "cold_s": cold_s, "warm_s": warm_s, "warm_starts_s": warm_starts_s})
         return 0
     spread = f"{min(warm_starts_s):.2f} to {max(warm_starts_s):.2f}"
-    print_lines(
+    cli.print_lines(
         [
             f"cold start to the first token: {cold_s:.2f} s",
             f"warm start to the first token: {warm_s:.2f} s (median of {len(warm_starts_s)}, {spread})",
@@ -60,7 +57,7 @@ def _run(args: argparse.Namespace) -> int:
 def model_words(args: argparse.Namespace, model: str) -> list[str]:
     """The flags that load a model as the command line says, for another `augury`."""
     words = ["-m", model, "--backend", args.backend, "--memory", args.memory]
-    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args), *placement_words(args)]
+    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *cli.override_words(args), *cli.placement_words(args)]
     given = {"-c": args.ctx_size, "-t": args.threads}
     return words + [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
 

@@ -8,26 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from augury import Registry
-from augury.cli import (
-    FIRST_FLAGS,
-    ProgressDisplay,
-    add_model_flags,
-    add_prompt_flags,
-    add_sampling_flags,
-    align_rows,
-    counts,
-    drafter_of_model,
-    drafter_of_mtp,
-    drafter_options,
-    leave_out_unused,
-    names_in_use,
-    print_json,
-    print_lines,
-    request_params,
-    say,
-    takes_draft_model,
-)
+from augury import Registry, cli
 from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.options import Spec, parse_specs
@@ -51,32 +32,24 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "options of the fastest on standard output. Without prompts it takes a small workload of its own; give your own, for "
         "the answer depends on the texts. Unless told otherwise it decodes greedily, 128 tokens.",
     )
-    add_prompt_flags(parser, DEFAULT)
-    add_model_flags(parser, registry, argv, n_slots=None)
-    add_sampling_flags(parser, registry)
+    cli.add_prompt_flags(parser, DEFAULT)
+    cli.add_model_flags(parser, registry, argv, n_slots=None)
+    cli.add_sampling_flags(parser, registry)
     group = parser.add_argument_group("what is tried")
     add_workload_flag(group)
-    group.add_argument(
-        "--against", action="append", default=[], metavar="NAME[:K=V,...]", help="another drafter or chain to try; repeats"
-    )
-    group.add_argument(
-        "--layers",
-        type=counts(least=1),
-        default=(),
-        metavar="N,N,...",
-        help="try the model's own first N layers, too (self-spec)",
-    )
-    group.add_argument("--turns", type=int, default=2, metavar="N", help="runs of each prompt at most (default: 2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.show_first(f"-p -f {FIRST_FLAGS} -n --temp --turns --json", words=("model",))
+    group.flag("--against NAME[:K=V,...] ...", "another drafter or chain to try; repeats")
+    group.flag("--layers N,N,...", "try the model's own first N layers, too (self-spec)", cli.counts(least=1), default=())
+    group.flag("--turns N", "runs of each prompt at most (default: 2)", int, default=2)
+    parser.flag("--json", "print one JSON object")
+    parser.show_first(f"-p -f {cli.FIRST_FLAGS} -n --temp --turns --json", words=("model",))
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
     _check(args)
     lengths, prompts = _lengths(args), prompts_to_compare(args)
-    params = {**DEFAULTS, **request_params(args)}
-    with ProgressDisplay() as display:
+    params = {**DEFAULTS, **cli.request_params(args)}
+    with cli.ProgressDisplay() as display:
         chains = _candidates(args, display)
         runner = _PairRunner(args, params, display)
         tuning = Tuning(runner.pair, trials_of(prompts, args.turns))
@@ -90,13 +63,13 @@ def _run(args: argparse.Namespace) -> int:
             "arguments": words,
             "options": shlex.join(words),
         }
-        print_json(found)
+        cli.print_json(found)
     else:
         for line in _lines(tuning):
-            say(line)
+            cli.say(line)
     code = exit_code(tuning.stats(each) for each in tuning.pairs)
     if code == 0 and not args.json:
-        print_lines([shlex.join(words)])
+        cli.print_lines([shlex.join(words)])
     return code
 
 
@@ -115,21 +88,21 @@ def _candidates(args: argparse.Namespace, progress: Progress) -> list[Candidate]
     """The candidates, the simplest first, of installed drafters alone; model files may be downloaded."""
     texts = [text for text in _CHAINS if _are_installed(text, args.registry)]
     owner = args.model_draft and (
-        drafter_of_model(args.registry, args.model_draft, progress) or drafter_of_model(args.registry)
+        cli.drafter_of_model(args.registry, args.model_draft, progress) or cli.drafter_of_model(args.registry)
     )
-    with_model = [text.format(each) for each in (owner, drafter_of_mtp(args)) if each for text in _CHAINS_WITH_MODEL]
+    with_model = [text.format(each) for each in (owner, cli.drafter_of_mtp(args)) if each for text in _CHAINS_WITH_MODEL]
     texts += [text for text in with_model if _are_installed(text, args.registry)]
     texts += [f"self-spec:mode=layers,layers={n}" for n in args.layers]
     own = argparse.Namespace(**{**vars(args), "drafter_general": ()})  # general flags stand in the line by themselves
     found = []
     for text in (*texts, *args.against):
-        names = names_in_use([text], args.registry)
-        takes_model = takes_draft_model(names, args.registry, owner)
-        given = drafter_options(own, names)
+        names = cli.names_in_use([text], args.registry)
+        takes_model = cli.takes_draft_model(names, args.registry, owner)
+        given = cli.drafter_options(own, names)
         specs = tuple(str(Spec(spec.name, (*spec.values, *_given(spec, given)))) for spec in parse_specs(text))
         found.append(Candidate(specs, args.draft_max, args.model_draft if takes_model else None))
-    tried = sorted({name for candidate in found for name in names_in_use(candidate.spec_type, args.registry)})
-    leave_out_unused(args, tried)
+    tried = sorted({name for candidate in found for name in cli.names_in_use(candidate.spec_type, args.registry)})
+    cli.leave_out_unused(args, tried)
     return list(dict.fromkeys(found))
 
 
@@ -204,6 +177,6 @@ def _lines(tuning: Tuning) -> list[str]:
                 f"{by_category[slowest]:.2f}x {slowest}" if slowest else "",
             ]
         )
-    lines = align_rows(rows, is_right=(False, True, True, True, True, True, True, False))
+    lines = cli.align_rows(rows, is_right=(False, True, True, True, True, True, True, False))
     notes = stall_lines(tuning.stats(candidate) for candidate in tuning.pairs)
     return [*lines, "speed-up: of the whole workload, with what drafters do at the prompt; tok/s: after it", *notes]

@@ -43,7 +43,7 @@ def engines(monkeypatch):
 
         return Fake()
 
-    monkeypatch.setattr("augury.plugins.bench.commands.drafters.load_engine", lambda *arguments: arguments)
+    monkeypatch.setattr("augury.cli.load_engine", lambda *arguments: arguments)
     monkeypatch.setattr("augury.plugins.bench.commands.tune.PairedRuns", runs)
     return speedups, loaded
 
