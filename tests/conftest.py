@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from augury.engine import prompt_files
 from augury.engine.sequence import RunningSequence
-from augury.testing.counts import miscounts
+from augury.testing.drafter.engines import miscounts
 
 SEED = 12
 

@@ -13,8 +13,7 @@ from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.options import build
 from augury.testing.memory.driven_memory import DrivenMemory, Guess
-from augury.testing.toy_model import ToyModel
-from augury.testing.toy_recurrent import ToyRecurrentModel
+from augury.testing.toy_model import ToyModel, ToyRecurrentModel
 from augury.types import Draft, ModelOptions
 
 REGISTRY = Registry.discover()

@@ -14,7 +14,6 @@ from augury.cli.drafter_flags import (
     warn_of_synthetic as warn_of_synthetic,
 )
 from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_SERVE as FOREIGN_FLAGS_IN_SERVE
-from augury.cli.html_page import check_page as check_page
 from augury.cli.log_output import configure_logging as configure_logging
 from augury.cli.model_flags import (
     FIRST_FLAGS as FIRST_FLAGS,
@@ -46,9 +45,16 @@ from augury.cli.prompts import (
     prompts_of_lines as prompts_of_lines,
     read_prompts as read_prompts,
 )
-from augury.cli.report import as_json as as_json, print_json as print_json, print_lines as print_lines, say as say
+from augury.cli.report import (
+    align_rows as align_rows,
+    as_json as as_json,
+    check_page as check_page,
+    fold as fold,
+    print_json as print_json,
+    print_lines as print_lines,
+    say as say,
+)
 from augury.cli.sampling_flags import add_sampling_flags as add_sampling_flags, request_params as request_params
-from augury.cli.table import align_rows as align_rows, fold as fold
 from augury.cli.text_file import check_writable as check_writable, read_text as read_text
 from augury.loader import plan_of as plan_of
 from augury.memory_limit import n_bytes_for_prompts as n_bytes_for_prompts

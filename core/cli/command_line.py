@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import logging
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from augury.cli import chat, completion, evaluate, inspect, perplexity, plugins, pull, run, search, stored, verify
+from augury.cli import chat, evaluate, inspect, models, perplexity, plugins, run, verify
 from augury.cli.parser import Parser
 from augury.errors import AuguryError
 from augury.log import LINE
@@ -35,11 +36,15 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
     for command in (run, chat, perplexity, evaluate, verify):
         command.add_parser(subparsers, registry, argv)
     plugins.add_parser(subparsers, registry)
-    pull.add_parser(subparsers, registry)
-    search.add_parser(subparsers, registry)
-    stored.add_parsers(subparsers, registry)
+    models.add_parsers(subparsers, registry)
     inspect.add_parser(subparsers, registry)
-    completion.add_parser(subparsers, parser)
+    completion = subparsers.add_parser(
+        "completion",
+        help="print a script that lets a shell complete commands and flags",
+        description='Print a completion script: eval "$(augury completion bash)".',
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(run=_complete, root=parser)
     registry.add_commands(subparsers, argv)
     return parser
 
@@ -78,6 +83,13 @@ def _run(words: list[str]) -> int:
         logging.lastResort.setFormatter(logging.Formatter(LINE))
     args = make_parser(Registry.discover(), words).parse_args(words)
     return int(args.run(args))
+
+
+def _complete(args: argparse.Namespace) -> int:
+    import shtab
+
+    sys.stdout.write(shtab.complete(args.root, shell=args.shell) + "\n")
+    return 0
 
 
 def _fail(message: str, code: int = AuguryError.exit_code) -> int:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import asdict, frozen
 
-from augury.cli.html_page import check_page, write_page
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
-from augury.cli.report import print_json, print_lines
+from augury.cli.report import check_page, print_json, print_lines, write_page
 from augury.cli.text_file import read_text
 from augury.errors import AuguryError
 from augury.notebook import table

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.model_flags import add_override_flag, overrides_of
 from augury.cli.progress import ProgressDisplay
-from augury.cli.report import print_json, print_lines
-from augury.cli.table import align_rows
+from augury.cli.report import align_rows, print_json, print_lines
 from augury.files.models import open_model
 from augury.registry import Registry
 

@@ -1,4 +1,4 @@
-"""Flags that choose the model and how it is loaded, and the loading itself."""
+"""Flags that choose the model, its adapters and how they are loaded, and the loading itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from augury.cli.adapter_flags import adapters_of, add_adapter_flags
 from augury.cli.drafter_flags import (
     add_drafter_flags,
     add_memory_flags,
@@ -24,7 +24,7 @@ from augury.cli.drafter_flags import (
 )
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.log_output import configure_logging
-from augury.cli.parser import Parser, count
+from augury.cli.parser import Parser, converted, count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 from augury.devices import CPU, Placement
@@ -41,6 +41,35 @@ if TYPE_CHECKING:
     from augury.engine.engine import Engine
     from augury.text.chat_template import ChatTemplate
     from augury.text.tokenizer import Tokenizer
+
+
+def add_adapter_flags(group: Any) -> None:
+    """Add the flags of adapters, in llama.cpp's words."""
+    group.flag(
+        "--lora FILE[:SCALE] ...",
+        "an adapter (LoRA) that is added to the model, may be repeated; requests may give it another scale (default: 1)",
+    )
+    group.flag("--lora-scaled FILE:SCALE", "the same, with a scale", _scaled, action="append", dest="lora")
+    group.flag("--lora-init-without-apply", "adapters count nothing until a request gives them a scale")
+
+
+def _scaled(text: str) -> str:
+    """A value of `--lora-scaled`; ik_llama.cpp has the scale as a word of its own, which would be read as a prompt here."""
+    if ":" not in text:
+        raise argparse.ArgumentTypeError("FILE:SCALE")
+    return text
+
+
+def adapters_of(args: argparse.Namespace) -> list[tuple[str, float]]:
+    """The adapters of the flags, with their scales; `FILE,FILE` are several."""
+    found = []
+    for text in (each for flag in args.lora for each in ([flag] if Path(flag).exists() else flag.split(","))):
+        path, colon, scale = text.rpartition(":")
+        if not colon or Path(text).exists():
+            path, scale = text, "1"
+        found.append((path, 0.0 if args.lora_init_without_apply else converted("--lora", scale, float)))
+    return found
+
 
 _AS_NAMED = (  # arguments of `Engine.load` that are flags of the same names
     *("backend", "memory", "threads", "cache_type_k", "cache_type_v", "cache_ram", "cache_disk", "parse_special", "registry"),

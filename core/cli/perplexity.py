@@ -11,11 +11,10 @@ from typing import Any
 
 import attrs
 
-from augury.cli.html_page import check_page, write_page
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
-from augury.cli.report import print_json, print_lines, say
+from augury.cli.report import check_page, print_json, print_lines, say, write_page
 from augury.cli.text_file import read_text
 from augury.engine.perplexity import WINDOW, Perplexity
 from augury.notebook import table

@@ -9,8 +9,7 @@ from typing import Any
 from attrs import asdict
 
 from augury.cli.option_flags import flags_of
-from augury.cli.report import print_json, print_lines
-from augury.cli.table import align_rows, fold
+from augury.cli.report import align_rows, fold, print_json, print_lines
 from augury.devices import CPU, DeviceInfo
 from augury.errors import PluginError
 from augury.interfaces import Backend, Plugin

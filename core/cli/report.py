@@ -1,21 +1,64 @@
-"""Reports of the command line: the configuration, statistics of requests, and JSON."""
+"""Output of the command line: tables, pages of figures, the configuration, statistics of requests, and JSON."""
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from augury.cli.table import align_rows
+from augury.cli.text_file import check_writable
+from augury.errors import OptionError
+from augury.files.atomic_file import write_atomically
 from augury.options import Spec
 from augury.types import Allocation, Result, Summary, TokenLogprob
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
     from augury.engine.stats import EngineStats
+
+
+_UNBOUNDED = 1 << 16  # columns where there is no terminal: programs read a row as a line
+
+
+def align_rows(rows: Sequence[Sequence[str]], is_right: Sequence[bool] = (), *, has_head: bool = True) -> list[str]:
+    """Format rows as aligned columns, as lines of text; in a narrow terminal cells are folded.
+
+    Args:
+        rows: Cells, the head's first.
+        is_right: Which columns are aligned to the right.
+        has_head: Whether there is a head.
+    """
+    from rich.console import Console  # here: importing rich takes longer than most commands without a table
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=has_head, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, name in enumerate(rows[0]):
+        justify: Literal["left", "right"] = "right" if any(is_right[i : i + 1]) else "left"
+        table.add_column(Text(name), justify=justify, overflow="fold", min_width=max(map(len, name.split()), default=0))
+    for row in rows[int(has_head) :]:
+        table.add_row(*map(Text, row))
+    text = io.StringIO()
+    Console(file=text, width=_n_columns(), color_system=None).print(table)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def fold(begin: str, text: str, indent: str) -> str:
+    """Fold `begin` and `text` to the width of the terminal; all lines but the first begin with `indent`."""
+    lines = textwrap.wrap(text, _n_columns(), initial_indent=begin, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(lines) or begin.rstrip()
+
+
+def _n_columns() -> int:
+    return shutil.get_terminal_size((_UNBOUNDED, 0)).columns
 
 
 def say(text: str) -> None:
@@ -217,3 +260,32 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 58rem; padding: 1.5rem 1rem; }
+table { border-collapse: collapse; margin: .3rem 0 1.5rem; width: 100%; } th { text-align: left; }
+td, th { border-top: 1px solid #8884; padding: .2rem .8rem .2rem 0; vertical-align: top; }
+td { overflow-wrap: anywhere; white-space: pre-wrap; }
+"""
+
+
+def check_page(path: Path) -> None:
+    """See that a page can be written, and takes the place of no other file, but perhaps of an earlier page.
+
+    Raises:
+        AuguryError: It cannot, or would.
+    """
+    check_writable(path, "--html")
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            if b"<title>augury " not in file.read(1024):
+                message = "exists and is no page of augury; it is left as it is, name another file"
+                raise OptionError(f"--html: {path} {message}")
+
+
+def write_page(path: Path, title: str, *tables: str) -> None:
+    """Write a page of tables, which are HTML, as `notebook.table` writes them."""
+    head = f'<!doctype html><meta charset="utf-8"><title>augury {escape(title)}</title><style>{_STYLE}</style>'
+    write_atomically(path, f"{head}<h1>{escape(title)}</h1>{''.join(tables)}\n")

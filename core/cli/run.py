@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.chat_flags import add_system_flags, add_template_flags, template_of, use_template
 from augury.cli.drafter_flags import warn_of_synthetic
+from augury.cli.log_output import TokenWriter
 from augury.cli.model_flags import FIRST_FLAGS, add_model_flags, load_engine
 from augury.cli.prompts import Prompt, add_prompt_flags, read_prompts
 from augury.cli.report import as_json, drafting_lines, engine_line, print_json, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.text_file import check_writable
-from augury.cli.token_writer import TokenWriter
 from augury.errors import AuguryError, OptionError
 from augury.files.atomic_file import write_atomically
 from augury.registry import Registry

@@ -12,8 +12,7 @@ from itertools import groupby
 from string import ascii_uppercase
 from typing import Any
 
-from augury.plugins.bench.comparison_table import stall_lines
-from augury.plugins.bench.pair_stats import DrafterResult, PairStats
+from augury.plugins.bench.pair_stats import DrafterResult, PairStats, stall_lines
 from augury.plugins.bench.paired_runs import Pair
 from augury.plugins.bench.reliability import Reliability, Tally
 from augury.types import Result

@@ -73,7 +73,7 @@ def pytest_terminal_summary(
     found = config.stash[FOUND]
     if not found:
         return
-    from augury.plugins.bench.comparison_table import comparison_lines
+    from augury.plugins.bench.pair_stats import comparison_lines
 
     terminalreporter.section("augury: drafters against plain decoding, greedy")
     for line in comparison_lines(found):

@@ -43,8 +43,7 @@ from augury.plugins.learn.head import (
     weights_of,
     write_head,
 )
-from augury.plugins.learn.hidden_states import HiddenStates
-from augury.plugins.learn.piece import Piece, cut
+from augury.plugins.learn.hidden_states import HiddenStates, Piece, cut
 from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
 from augury.plugins.learn.schedule import Schedule
 from augury.plugins.published_heads import export

@@ -15,8 +15,7 @@ import numpy as np
 from augury.cli import Prompt, prompts_of_lines, read_text, say
 from augury.errors import AuguryError, OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.plugins.learn.hidden_states import STATES, HiddenStates, read_rows
-from augury.plugins.learn.piece import Piece, cut
+from augury.plugins.learn.hidden_states import STATES, HiddenStates, Piece, cut, read_rows
 from augury.plugins.learn.recorded import Recorded
 
 if TYPE_CHECKING:

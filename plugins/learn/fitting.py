@@ -10,7 +10,7 @@ import numpy as np
 from augury.files.gguf_writer import EPSILON
 from augury.interfaces import Progress
 from augury.plugins.learn.head import N_BATCH, N_ROW, TargetTensors, Weights
-from augury.plugins.learn.piece import Piece
+from augury.plugins.learn.hidden_states import Piece
 from augury.plugins.learn.recorded import Recorded
 from augury.plugins.learn.training import N_STEPS, Trainer, TrainingBatch
 

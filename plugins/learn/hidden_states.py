@@ -1,16 +1,47 @@
-"""The target's hidden states of a text, as a request tells them and as files keep them."""
+"""The texts that are learnt from, in pieces, and the target's hidden states of them, as requests tell and files keep them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 
 from augury.files.checksum import checksum
 from augury.log import get_logger
+
+
+@frozen(eq=False)
+class Piece:
+    """Tokens of a text from `start` on.
+
+    Attributes:
+        text: (T,) int32, up to the piece's end. Hidden states are those of the piece in it, and of all tokens but the last: an
+            answer ends before that is computed.
+        start: Where the piece begins.
+    """
+
+    text: np.ndarray
+    start: int = 0
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Its own tokens."""
+        return self.text[self.start :]
+
+    @property
+    def name(self) -> str:
+        """Of the file of its hidden states."""
+        return hashlib.sha256(f"{self.start} ".encode() + self.text.tobytes()).hexdigest()[:32]
+
+
+def cut(text: np.ndarray, n: int, start: int = 0) -> list[Piece]:
+    """A text (T,) int32 from `start` on as pieces of n tokens at most."""
+    return [Piece(text[: at + n], at) for at in range(start, len(text), n)]
+
 
 STATES = ".hidden-states"
 """The folder of those that a server collects, beside its requests; a file's name is that of the text as a `Piece`."""

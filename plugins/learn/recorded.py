@@ -18,8 +18,7 @@ import numpy as np
 from augury.errors import AuguryError, CapacityError
 from augury.files.atomic_file import AtomicFile, write_atomically
 from augury.plugins.learn.head import HeadSizes
-from augury.plugins.learn.hidden_states import read_rows, warn_of_damage, write_rows
-from augury.plugins.learn.piece import Piece
+from augury.plugins.learn.hidden_states import Piece, read_rows, warn_of_damage, write_rows
 
 _SETUP = "setup.json"
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from augury.files.file_lock import locked
 from augury.log import get_logger
-from augury.plugins.learn import head, hidden_states, piece
+from augury.plugins.learn import head, hidden_states
 
 if TYPE_CHECKING:
     from augury import Engine
@@ -58,7 +58,7 @@ class Collection:
                 locked(folder, waits=True)
                 _append(folder, line)
                 if rows is not None and len(rows):
-                    _add_rows(folder, f"{piece.Piece(text).name}.npy", rows, self._n_states_bytes)
+                    _add_rows(folder, f"{hidden_states.Piece(text).name}.npy", rows, self._n_states_bytes)
             finally:
                 os.close(folder)
             self._is_refused = False

@@ -14,8 +14,8 @@ from augury.errors import ModelFileError
 from augury.hookspecs import hookimpl
 from augury.interfaces import FoundModel, Progress, Source
 from augury.plugins.sources.huggingface import HuggingFaceSource
-from augury.plugins.sources.known_file import KnownFile
 from augury.plugins.sources.pypi import PypiSource
+from augury.plugins.sources.repository import KnownFile
 
 _SOURCES = (PypiSource, HuggingFaceSource)
 

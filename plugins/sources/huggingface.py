@@ -23,7 +23,7 @@ from augury.interfaces import FoundModel, Progress, Source, StoredModel
 from augury.plugins.sources.repository import SETTINGS, choose, head_of, models_of
 
 if TYPE_CHECKING:
-    from augury.plugins.sources.known_file import KnownFile
+    from augury.plugins.sources.repository import KnownFile
 
 _PREFIXES = ("hf:", "hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
 _REFERENCE = re.compile(r"(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<quant>[\w.-]+))?")

@@ -26,7 +26,7 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Progress, Source, StoredModel
 
 if TYPE_CHECKING:
-    from augury.plugins.sources.known_file import KnownFile
+    from augury.plugins.sources.repository import KnownFile
 
 _PREFIX = "pypi:"
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>v?[0-9][A-Za-z0-9.!+_-]*)")

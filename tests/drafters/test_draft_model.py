@@ -22,7 +22,7 @@ from augury.plugins.memory.checkpoints import Checkpoints
 from augury.plugins.memory.contiguous import Contiguous
 from augury.sampling import SamplingParams
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
-from augury.testing.toy_recurrent import ToyRecurrentModel
+from augury.testing.toy_model import ToyRecurrentModel
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET
 from augury.types import ModelInfo, ModelOptions, StateSpec
 

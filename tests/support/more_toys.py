@@ -18,7 +18,7 @@ from augury.interfaces import Progress, Source
 from augury.options import option
 from augury.testing import toys
 from augury.testing.tiny_model import _SIZES
-from augury.testing.toy_recurrent import ToyRecurrentModel
+from augury.testing.toy_model import ToyRecurrentModel
 from augury.testing.toys import TINY_TARGET, TinySource, ToyBackend
 
 TINY_HEAD = "tiny:head"

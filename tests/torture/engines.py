@@ -15,7 +15,7 @@ from support.more_toys import registry_with_toys
 from torture.hostile import Hostile, Plugins
 
 from augury import AuguryError, Engine
-from augury.testing.counts import miscounts
+from augury.testing.drafter.engines import miscounts
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET
 from augury.types import CACHE_TYPES
 

@@ -15,8 +15,7 @@ from augury.registry import Registry
 from augury.testing.contract import Check, hypothesis_settings, require_hypothesis, run_checks
 from augury.testing.memory import contract
 from augury.testing.memory.driven_memory import DrivenMemory, Guess
-from augury.testing.toy_model import ToyModel
-from augury.testing.toy_recurrent import ToyRecurrentModel
+from augury.testing.toy_model import ToyModel, ToyRecurrentModel
 from augury.testing.toys import registry_with_toys
 from augury.types import Draft
 

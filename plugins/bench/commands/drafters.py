@@ -15,10 +15,9 @@ from augury.errors import OptionError
 from augury.files.atomic_file import write_atomically
 from augury.interfaces import Progress
 from augury.options import parse_specs
-from augury.plugins.bench.comparison_table import comparison_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.page import page
-from augury.plugins.bench.pair_stats import DrafterResult, PairStats
+from augury.plugins.bench.pair_stats import DrafterResult, PairStats, comparison_lines
 from augury.plugins.bench.paired_runs import PairedRuns
 from augury.plugins.bench.saved_results import add_result_flags, check_saved, print_figures
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare

@@ -17,11 +17,10 @@ from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.plugins.bench.abba import MIN_PAIRS, PairedTiming, compare_passes
 from augury.plugins.bench.machine import machine_facts
-from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.saved_results import add_result_flags, check_saved, print_figures
 from augury.plugins.bench.server_runner import ServerRunner
-from augury.plugins.bench.timing import Measurement, MeasurementKind, Timing, sweep
+from augury.plugins.bench.timing import Measurement, MeasurementKind, ModelRunner, Timing, sweep
 
 _MARGIN = 8
 _PREFILL, _DECODE = 512, 128  # tokens, as in llama-bench

@@ -11,9 +11,8 @@ from attrs import asdict, frozen
 
 from augury import Registry, cli
 from augury.errors import UnsupportedError
-from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
-from augury.plugins.bench.timing import Measurement
+from augury.plugins.bench.timing import Measurement, ModelRunner
 from augury.profile import KernelTime, Limits, Profiled
 
 _SIZES = (1, 8)

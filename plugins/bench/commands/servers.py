@@ -14,8 +14,7 @@ from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.commands.drafters import TURNS
 from augury.plugins.bench.commands.startup import model_words
 from augury.plugins.bench.machine import machine_facts
-from augury.plugins.bench.server_load import Load, median_of, run_load
-from augury.plugins.bench.server_runner import GREEDY, ServerProcess
+from augury.plugins.bench.server_runner import GREEDY, Load, ServerProcess, median_of, run_load
 from augury.plugins.bench.workload import DEFAULT, add_length_flag, add_workload_flag, digest, prompts_to_compare, with_answers
 
 _CLIENTS = (1, 4, 16)

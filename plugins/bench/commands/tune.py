@@ -13,8 +13,8 @@ from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.options import Spec, parse_specs
 from augury.plugins.bench.commands.drafters import DEFAULTS, engine_loader, exit_code
-from augury.plugins.bench.comparison_table import stall_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
+from augury.plugins.bench.pair_stats import stall_lines
 from augury.plugins.bench.paired_runs import Pair, PairedRuns
 from augury.plugins.bench.tuning import Candidate, PromptTurn, Tuning, trials_of
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare

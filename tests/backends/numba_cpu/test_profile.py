@@ -11,7 +11,7 @@ from augury.backends.numba_cpu.team import Team
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
 from augury.plugins.bench.commands.roofline import measure_roofline
-from augury.plugins.bench.model_runner import ModelRunner
+from augury.plugins.bench.timing import ModelRunner
 from augury.profile import Profiled
 from augury.types import ModelOptions
 

@@ -4,9 +4,8 @@ import pytest
 from oracles import adapters
 from oracles.models import tiny_model
 
-from augury.cli.adapter_flags import adapters_of
 from augury.cli.command_line import make_parser
-from augury.cli.model_flags import load_engine, loaded_model
+from augury.cli.model_flags import adapters_of, load_engine, loaded_model
 from augury.errors import OptionError
 from augury.registry import Registry
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.talkers import Engine
 
-from augury.cli.conversation import Conversation, read_messages
+from augury.cli.chat import Conversation, read_messages
 from augury.errors import AuguryError, UnsupportedError
 
 
@@ -179,7 +179,7 @@ def test_a_session_that_cannot_be_written_ends_no_conversation(tmp_path, capsys,
     def full(path, _content):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("augury.cli.conversation.write_atomically", full)
+    monkeypatch.setattr("augury.cli.chat.write_atomically", full)
     conversation, heard = talk("one", "two", session=tmp_path / "talk.json")
     assert heard == [True, True]
     assert "talk.json: No space left on device; the conversation is not saved" in capsys.readouterr().err

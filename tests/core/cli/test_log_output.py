@@ -5,8 +5,7 @@ from math import log
 
 import pytest
 
-from augury.cli.log_output import configure_logging
-from augury.cli.token_writer import TokenWriter
+from augury.cli.log_output import TokenWriter, configure_logging
 from augury.engine.draft_log import DraftedToken, VerifiedDraft
 from augury.types import Token, TokenLogprob
 

@@ -3,9 +3,8 @@
 import pytest
 from support.commands import here, run
 
-from augury.cli.table import align_rows, fold
-from augury.plugins.bench.comparison_table import stall_lines
-from augury.plugins.bench.pair_stats import PairStats
+from augury.cli.report import align_rows, fold
+from augury.plugins.bench.pair_stats import PairStats, stall_lines
 
 ROWS = [["name", "speed", "notes"], ["suffix", "12.5", "from the longest match in the prompt"], ["none", "8.0", ""]]
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from augury.cli.token_writer import TokenWriter
+from augury.cli.log_output import TokenWriter
 from augury.types import Token
 
 COLOURED = "ab\x1b[32mab\x1b[0m\x1b[36mab\x1b[0m\x1b[32mab\x1b[0m"

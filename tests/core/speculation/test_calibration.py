@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from augury.speculation.calibration import measure_passes
-from augury.testing.toy_model import ToyModel
-from augury.testing.toy_recurrent import ToyRecurrentModel
+from augury.testing.toy_model import ToyModel, ToyRecurrentModel
 
 
 @pytest.mark.parametrize("n_ctx", [1, 2, 16, 17, 511, 512, 513, 1024, 4096])

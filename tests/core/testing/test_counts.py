@@ -2,7 +2,7 @@ import attrs
 import pytest
 from support.toys import ScriptedDrafter, toy_engine
 
-from augury.testing.counts import miscounts
+from augury.testing.drafter.engines import miscounts
 
 MAY_BE_LESS = (  # nothing bounds them from above
     *("calls", "drafts", "begin_s", "draft_s", "accept_s", "hidden_s", "ahead"),

@@ -5,8 +5,7 @@ from oracles.passes import run_of
 
 from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError, OptionError
-from augury.testing.toy_model import ToyModel
-from augury.testing.toy_recurrent import ToyRecurrentModel
+from augury.testing.toy_model import ToyModel, ToyRecurrentModel
 
 
 def batch(tokens, *, start=0, slot=0, positions=None, **more):

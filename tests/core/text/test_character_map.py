@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from support import vocabularies
 
 from augury.errors import ModelFileError
-from augury.text.character_map import CharacterMap
+from augury.text.unigram import CharacterMap
 
 WHOLE = bytes(vocabularies.read("unigram")["tokenizer.ggml.precompiled_charsmap"])
 TEXT = "A\u030a\u0301e\u0302\u0301C\u0327か\u3099x"

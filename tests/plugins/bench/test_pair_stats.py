@@ -8,8 +8,7 @@ from hypothesis import given, strategies as st
 from support.pairs import pair
 
 from augury.errors import OptionError
-from augury.plugins.bench.comparison_table import comparison_lines, stall_lines
-from augury.plugins.bench.pair_stats import DrafterResult, PairStats
+from augury.plugins.bench.pair_stats import DrafterResult, PairStats, comparison_lines, stall_lines
 
 
 def test_speeds_are_medians_and_the_speed_up_that_of_the_pairs_ratios():

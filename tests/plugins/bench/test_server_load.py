@@ -12,7 +12,7 @@ from support.servers import serving
 from augury.cli.prompts import Prompt
 from augury.errors import AuguryError
 from augury.plugins.bench.commands import servers
-from augury.plugins.bench.server_load import Load, TimedRequest, ask, run_load
+from augury.plugins.bench.server_runner import Load, TimedRequest, ask, run_load
 
 ANSWERS = {  # lines that are streamed, by prompt
     "two": [{"content": "a", "tokens": [1], "stop": False}, {"content": "bc", "tokens": [2, 3], "stop": False}],

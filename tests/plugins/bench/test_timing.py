@@ -7,8 +7,7 @@ import pytest
 from support.toys import ToyModel
 
 from augury.errors import CapacityError
-from augury.plugins.bench.model_runner import ModelRunner
-from augury.plugins.bench.timing import Measurement, Runner, Timing, sweep
+from augury.plugins.bench.timing import Measurement, ModelRunner, Runner, Timing, sweep
 
 
 class Watched(ToyModel):

@@ -28,8 +28,7 @@ from augury.loader import plan_of
 from augury.plugins.learn import command, fitting, training
 from augury.plugins.learn.corpus import answered, cut_texts, distinct, encoded, mixed, most_tokens, n_piece_of, read_prompts
 from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_vocabulary, first_weights, weights_of, write_head
-from augury.plugins.learn.hidden_states import read_rows, write_rows
-from augury.plugins.learn.piece import Piece, cut
+from augury.plugins.learn.hidden_states import Piece, cut, read_rows, write_rows
 from augury.plugins.learn.recorded import Recorded
 from augury.plugins.published_heads import export
 from augury.testing.tiny_model import write_tiny_model

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from augury.errors import AuguryError
-from augury.plugins.learn.hidden_states import HiddenStates
-from augury.plugins.learn.piece import Piece
+from augury.plugins.learn.hidden_states import HiddenStates, Piece
 from augury.plugins.learn.recorded import Recorded
 
 SIZES = SimpleNamespace(n_embd=2, columns=("layer.0", "layer.1", "output"))

@@ -8,7 +8,7 @@ from augury.engine.context import EngineContext
 from augury.errors import CapacityError, UnsupportedError
 from augury.options import build
 from augury.plugins.memory.checkpoints import CheckpointOptions, Checkpoints
-from augury.testing.toy_recurrent import ToyRecurrentModel
+from augury.testing.toy_model import ToyRecurrentModel
 from augury.types import Draft
 
 STATE = 4 * 8 + 3 * 8  # bytes of the toy's state of a sequence

@@ -14,8 +14,7 @@ from support.servers import serving
 from augury import Engine
 from augury.plugins.learn.corpus import collected, cut_texts, read_texts
 from augury.plugins.learn.head import columns_of
-from augury.plugins.learn.hidden_states import STATES, HiddenStates, read_rows
-from augury.plugins.learn.piece import Piece
+from augury.plugins.learn.hidden_states import STATES, HiddenStates, Piece, read_rows
 from augury.plugins.server import collection
 from augury.plugins.server.collection import Collection
 

@@ -12,8 +12,8 @@ from augury.interfaces import Progress
 from augury.plugins.sources import catalogue
 from augury.plugins.sources.catalogue import CatalogueSource, Entry, entries
 from augury.plugins.sources.huggingface import HuggingFaceSource
-from augury.plugins.sources.known_file import KnownFile
 from augury.plugins.sources.pypi import PypiSource
+from augury.plugins.sources.repository import KnownFile
 from augury.testing.source import SOURCE_CHECKS, SourceSubject
 
 DATA = b"GGUF" * 100

@@ -15,7 +15,7 @@ from augury.errors import ModelFileError
 from augury.interfaces import Progress
 from augury.plugins.sources import huggingface
 from augury.plugins.sources.huggingface import HuggingFaceSource
-from augury.plugins.sources.known_file import KnownFile
+from augury.plugins.sources.repository import KnownFile
 from augury.testing.source import SOURCE_CHECKS, SourceSubject
 
 FILES = {

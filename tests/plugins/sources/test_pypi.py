@@ -12,8 +12,8 @@ from support.damage import disk_is_full
 from augury.errors import ModelFileError
 from augury.interfaces import Progress
 from augury.plugins.sources import pypi
-from augury.plugins.sources.known_file import KnownFile
 from augury.plugins.sources.pypi import PypiSource
+from augury.plugins.sources.repository import KnownFile
 from augury.testing.source import SOURCE_CHECKS, SourceSubject
 
 DATA = b"GGUF" + bytes(range(256)) * 1000

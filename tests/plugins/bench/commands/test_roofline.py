@@ -13,7 +13,7 @@ from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
 from augury.plugins.bench.commands import roofline
 from augury.plugins.bench.commands.roofline import measure_roofline
-from augury.plugins.bench.model_runner import ModelRunner
+from augury.plugins.bench.timing import ModelRunner
 from augury.profile import KernelTime, Limits, Profiled
 from augury.testing.toy_model import ToyModel
 from augury.types import ModelOptions

