@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,9 @@ class SavedResults:
             return cls(found["machine"], rows)
         if not any(kind in found for kind in _KINDS):
             raise OptionError("there are no figures in it")
-        return cls(
-            found.get("machine", {}),
-            {
-                (kind, str(row["n"]), str(row["depth"])): {"tok/s": float(row["tok_s"])}
-                for kind in _KINDS
-                for row in found.get(kind, ())
-            },
-        )
+        passes = ((kind, row) for kind in _KINDS for row in found.get(kind, ()))
+        speeds = {(kind, str(row["n"]), str(row["depth"])): {"tok/s": float(row["tok_s"])} for kind, row in passes}
+        return cls(found.get("machine", {}), speeds)
 
     @classmethod
     def _of_benchmarks(cls, infos: list[dict[str, Any]]) -> SavedResults:
@@ -97,38 +92,19 @@ class SavedResults:
         return cls(ours[0]["machine"], {key: _values(PairStats.pool(found)) for key, found in parts.items()})
 
 
-@frozen
-class Change:
-    """One value, old and new; None if there is none."""
-
-    key: Key
-    name: str
-    then: float | None
-    now: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        """New over old."""
-        return self.now / self.then if self.now is not None and self.then else None
-
-    def __str__(self) -> str:
-        """Both values, and for speeds the change."""
-        form = _FORMS.get(self.name, "{:.1f}")
-        both = " -> ".join(_ABSENT if value is None else form.format(value) for value in (self.then, self.now))
-        return f"{both} ({100 * (self.ratio - 1):+.1f} %)" if self.ratio is not None and self.name == "tok/s" else both
-
-
-def changes(then: SavedResults, now: SavedResults) -> tuple[list[Change], list[str]]:
-    """Row by row, in this run's order; after them the rows that only `then` has.
-
-    Returns:
-        The changes, and the facts about the machine that differ, as lines.
-    """
+def changes(then: SavedResults, now: SavedResults) -> list[tuple[Key, str, float | None, float | None]]:
+    """Row by row, in this run's order, and after them those that only `then` has: a figure's name and both values, if any."""
     found = []
     for key in dict.fromkeys((*now.rows, *then.rows)):
         old, new = then.rows.get(key, {}), now.rows.get(key, {})
-        found += [Change(key, name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))]
-    return found, list(_differences(then.facts, now.facts))
+        found += [(key, name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))]
+    return found
+
+
+def differences(then: SavedResults, now: SavedResults) -> list[str]:
+    """The facts about machine and model that differ, as lines."""
+    both = ((name, then.facts.get(name, "not known"), now.facts.get(name, "not known")) for name in (now.facts | then.facts))
+    return [f"{name} was {old}, is {new}" for name, old, new in both if old != new]
 
 
 def add_result_flags(parser: Parser) -> None:
@@ -160,31 +136,27 @@ def print_figures(found: dict[str, Any], lines: list[str], args: argparse.Namesp
 
 def change_lines(path: Path, result: dict[str, Any]) -> list[str]:
     """A table of the changes from `path` to this run's JSON, and other differences between the runs."""
-    now = SavedResults.of(result)
-    found, differences = changes(SavedResults.read(path), now)
+    then, now = SavedResults.read(path), SavedResults.of(result)
     rows: dict[Key, dict[str, str]] = {}
-    for change in found:
-        rows.setdefault(change.key, {})[change.name] = str(change)
-    names = list(dict.fromkeys(change.name for change in found))
+    for key, name, *values in changes(then, now):
+        form = _FORMS.get(name, "{:.1f}")
+        cell = " -> ".join(_ABSENT if value is None else form.format(value) for value in values)
+        if name == "tok/s" and values[0] and values[1] is not None:
+            cell += f" ({100 * (values[1] / values[0] - 1):+.1f} %)"
+        rows.setdefault(key, {})[name] = cell
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
     cells = [[*key, *(row.get(name, _ABSENT) for name in names)] for key, row in rows.items()]
     lines = [f"against {path}:", *align_rows([[*(_PASSES if now.are_of_passes else _DRAFTERS), *names], *cells])]
-    if differences:
-        lines.append("these runs differ in more than the code, so the change may be theirs: " + "; ".join(differences))
+    if found := differences(then, now):
+        lines.append("these runs differ in more than the code, so the change may be theirs: " + "; ".join(found))
     return lines
 
 
 def changes_as_json(path: Path, result: dict[str, Any]) -> dict[str, Any]:
     """The same as JSON."""
-    found, differences = changes(SavedResults.read(path), SavedResults.of(result))
-    rows = [{"of": list(each.key), "figure": each.name, "then": each.then, "now": each.now} for each in found]
-    return {"against": str(path), "rows": rows, "differences": differences}
-
-
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for name in dict.fromkeys((*now, *then)):
-        old, new = then.get(name, "not known"), now.get(name, "not known")
-        if old != new:
-            yield f"{name} was {old}, is {new}"
+    then, now = SavedResults.read(path), SavedResults.of(result)
+    rows = [{"of": list(key), "figure": name, "then": old, "now": new} for key, name, old, new in changes(then, now)]
+    return {"against": str(path), "rows": rows, "differences": differences(then, now)}
 
 
 def _label(found: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from support.pairs import pair
 
 from augury.errors import AuguryError
 from augury.plugins.bench.pair_stats import DrafterResult
-from augury.plugins.bench.saved_results import SavedResults, changes
+from augury.plugins.bench.saved_results import SavedResults, changes, differences
 
 FACTS = {"cpu": "one", "threads": 2}
 
@@ -21,21 +21,20 @@ def result(drafted_s, category="all", state="cold"):
 
 
 def test_each_figure_of_each_category_is_set_against_the_saved_one():
-    found, differences = changes(SavedResults.of(saved(result(1.0))), SavedResults.of(saved(result(0.5))))
-    assert {change.key for change in found} == {("x", "all")}
-    values = {change.name: (change.then, change.now, change.ratio) for change in found}
-    assert values["tok/s"] == (3, 6, 2)
-    assert values["plain tok/s"] == (2, 2, 1)
-    assert values["speed-up"] == (1.5, 3, 2)
-    assert values["acceptance"] == (2 / 3, 2 / 3, 1)
-    assert differences == []
+    then, now = SavedResults.of(saved(result(1.0))), SavedResults.of(saved(result(0.5)))
+    assert {(key, name): values for key, name, *values in changes(then, now)} == {
+        (("x", "all"), "plain tok/s"): [2, 2],
+        (("x", "all"), "tok/s"): [3, 6],
+        (("x", "all"), "speed-up"): [1.5, 3],
+        (("x", "all"), "acceptance"): [2 / 3, 2 / 3],
+    }
+    assert differences(then, now) == []
 
 
 def test_what_only_one_run_has_is_told_too():
     then = SavedResults.of(saved(result(1.0, "old"), result(1.0, "both")))
     now = SavedResults.of(saved(result(1.0, "new"), result(1.0, "both", state="warm")))
-    found, _ = changes(then, now)
-    speeds = {change.key: (change.then, change.now) for change in found if change.name == "tok/s"}
+    speeds = {key: tuple(values) for key, name, *values in changes(then, now) if name == "tok/s"}
     assert speeds == {
         ("x", "new"): (None, 3),
         ("x (warm)", "both"): (None, 3),
@@ -46,8 +45,8 @@ def test_what_only_one_run_has_is_told_too():
 
 def test_it_says_when_the_machines_differ():
     then = SavedResults.of(saved(result(1.0), facts={"cpu": "other", "threads": 2, "numba": "1"}))
-    _, differences = changes(then, SavedResults.of(saved(result(1.0))))
-    assert differences == ["cpu was other, is one", "numba was 1, is not known"]
+    now = SavedResults.of(saved(result(1.0)))
+    assert differences(then, now) == ["cpu was other, is one", "numba was 1, is not known"]
 
 
 def test_prompts_of_a_category_are_pooled_from_pytest_benchmarks_file():
