@@ -77,8 +77,9 @@ class SavedResults:
             return cls(found["machine"], rows)
         if not any(kind in found for kind in _KINDS):
             raise OptionError("there are no figures in it")
-        passes = ((kind, row) for kind in _KINDS for row in found.get(kind, ()))
-        speeds = {(kind, str(row["n"]), str(row["depth"])): {"tok/s": float(row["tok_s"])} for kind, row in passes}
+        speeds: dict[Key, Mapping[str, float]] = {}
+        for kind in _KINDS:
+            speeds |= {(kind, str(row["n"]), str(row["depth"])): {"tok/s": float(row["tok_s"])} for row in found.get(kind, ())}
         return cls(found.get("machine", {}), speeds)
 
     @classmethod
@@ -103,7 +104,8 @@ def changes(then: SavedResults, now: SavedResults) -> list[tuple[Key, str, float
 
 def differences(then: SavedResults, now: SavedResults) -> list[str]:
     """The facts about machine and model that differ, as lines."""
-    both = ((name, then.facts.get(name, "not known"), now.facts.get(name, "not known")) for name in (now.facts | then.facts))
+    names = dict.fromkeys((*now.facts, *then.facts))
+    both = ((name, then.facts.get(name, "not known"), now.facts.get(name, "not known")) for name in names)
     return [f"{name} was {old}, is {new}" for name, old, new in both if old != new]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from attrs import frozen
 
 from augury import Registry, cli
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
@@ -19,30 +20,7 @@ from augury.files.gguf import ModelFile
 from augury.files.models import open_model, resolve
 from augury.interfaces import Progress
 from augury.memory_limit import n_bytes_of_machine
-from augury.plugins.learn.corpus import (
-    answered,
-    collected,
-    cut_texts,
-    digest,
-    distinct,
-    encoded,
-    mixed,
-    most_tokens,
-    n_piece_of,
-    read_prompts,
-    read_texts,
-)
-from augury.plugins.learn.head import (
-    N_BATCH,
-    N_ROW,
-    HeadSizes,
-    TargetTensors,
-    Weights,
-    draft_vocabulary,
-    first_weights,
-    weights_of,
-    write_head,
-)
+from augury.plugins.learn import corpus, head
 from augury.plugins.learn.hidden_states import HiddenStates, Piece, cut
 from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
 from augury.plugins.learn.schedule import Schedule
@@ -129,12 +107,13 @@ def _run(args: argparse.Namespace) -> int:
     params = {**_DEFAULTS, **cli.request_params(args)}
     with ExitStack() as stack:
         recorded = stack.enter_context(Recorded(args.output.with_name(f"{args.output.name}.learn")))
-        prompts, known = read_texts(args.file) if args.file else read_prompts(args.prompts), collected(args.file)
+        prompts = corpus.read_texts(args.file) if args.file else corpus.read_prompts(args.prompts)
+        known = corpus.collected(args.file)
         with cli.ProgressDisplay() as progress:
             path = resolve(args.model, args.registry, progress)
         file = stack.enter_context(ModelFile.open(path, cli.overrides_of(args)))
         plan = cli.plan_of(file, args.registry)
-        sizes, first = HeadSizes.for_target(plan, str(args.model), args.draft_vocabulary), None
+        sizes, first = head.HeadSizes.for_target(plan, str(args.model), args.draft_vocabulary), None
         if args.first is not None:
             first = stack.enter_context(open_model(args.first, args.registry, Progress()))
             sizes = sizes.of_head(first, file, plan)
@@ -142,7 +121,7 @@ def _run(args: argparse.Namespace) -> int:
         n_kept = args.disk * 10**9
         setup = {
             "model": file.digest,
-            "texts": digest(prompts, known),
+            "texts": corpus.digest(prompts, known),
             "sampling": params if args.prompts else None,
             "draft_vocabulary": sizes.n_drafted,
             "seed": params["seed"],
@@ -155,17 +134,17 @@ def _run(args: argparse.Namespace) -> int:
         recorded.take_up(sizes, setup)
         if recorded.is_fresh:
             n_answer = (params["max_tokens"] or -1) if args.prompts else 0
-            n_tokens = most_tokens(prompts, n_answer) if n_answer >= 0 else n_kept
+            n_tokens = corpus.most_tokens(prompts, n_answer) if n_answer >= 0 else n_kept
             n_bytes = min(n_tokens * recorded_bytes(sizes), n_kept)
             n_bytes += 4 * sizes.n_weights * 8  # two checkpoints at once, and the best twice
             check_disk(args.output.resolve().parent, n_bytes)
-        schedule, target = Schedule(recorded, args.hours, args.epochs, cli.say), TargetTensors(file, plan)
+        schedule, target = Schedule(recorded, args.hours, args.epochs, cli.say), head.TargetTensors(file, plan)
         if not schedule.is_planned:
             schedule.measure(sizes, target, is_head=first is not None)
-        pieces = _record(args, prompts, known, params, recorded, n_kept // recorded_bytes(sizes), schedule)
+        training = _Training(args, params, recorded, schedule, file, target, first)
+        pieces = training.record(prompts, known)
         n_held_out = max(len(pieces) // _HELD_OUT, 1)
-        tokens = draft_vocabulary((piece.tokens for piece in pieces[n_held_out:]), plan.n_vocab, sizes.n_drafted)
-        _train(args, target, recorded, pieces, n_held_out, tokens, file, first, params["seed"], schedule)
+        training.train(pieces, n_held_out)
         _report(args, params, pieces[:n_held_out])
         recorded.remove()
     return 0
@@ -198,7 +177,7 @@ def _check_output(path: Path) -> None:
             raise OptionError(f"-o: {path} exists and is no EAGLE-3 head; it is left as it is, name another file")
 
 
-def _check_memory(sizes: HeadSizes) -> None:
+def _check_memory(sizes: head.HeadSizes) -> None:
     """See that the training fits.
 
     Raises:
@@ -207,51 +186,82 @@ def _check_memory(sizes: HeadSizes) -> None:
     from augury.plugins.learn.training import N_STEPS
 
     of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the output
-    n_bytes = 4 * (of_weights + 4 * N_STEPS * N_BATCH * N_ROW * sizes.n_drafted)  # logits, and their derived arrays
+    n_bytes = 4 * (of_weights + 4 * N_STEPS * head.N_BATCH * head.N_ROW * sizes.n_drafted)  # logits, and their derived arrays
     if (found := n_bytes_of_machine()) < n_bytes:
         raise CapacityError(
             f"training needs {n_bytes >> 20} MiB of memory, but there are {found >> 20} MiB; lower --draft-vocabulary"
         )
 
 
-def _record(
-    args: argparse.Namespace,
-    prompts: Sequence[cli.Prompt],
-    known: Mapping[str, Path],
-    params: Mapping[str, Any],
-    recorded: Recorded,
-    n_most: int,
-    schedule: Schedule,
-) -> list[Piece]:
-    """Let the engine answer prompts, and compute the hidden states that are not known from that, nor `collected`."""
-    with cli.ProgressDisplay() as progress, cli.load_engine(args, args.spec_type, args.model_draft, progress) as engine:
-        n_piece = n_piece_of(engine)
-        if args.prompts is None:
-            texts, width = list(encoded(engine, prompts)), recorded.sizes.n_embd * len(recorded.sizes.columns)
-            cuts, places = cut_texts(texts, n_piece, known, width)
-        else:
-            texts = answered(engine, prompts, params, recorded, lambda n: n >= n_most or schedule.is_enough(n), progress)
-            cuts, places = [cut(whole.text, n_piece) for whole, _ in distinct(map(Piece, texts))], {}
-        pieces = mixed(cuts, params["seed"], n_most)[: schedule.n_pieces]
-        known_rows = [recorded.has_rows(piece) or recorded.copy_rows(piece, places) for piece in pieces]
-        left = np.flatnonzero(np.logical_not(known_rows)).tolist()
-        for start in range(0, len(left), args.parallel):
-            n_ready = left[start]
-            progress("hidden states", len(pieces) - len(left) + start, len(pieces))
-            n_tokens = sum(len(piece.tokens) for piece in pieces[:n_ready])
-            if args.file and n_ready > 1 and schedule.n_pieces is None and schedule.is_enough(n_tokens):
-                del pieces[n_ready:]
-                break
-            now = [pieces[number] for number in left[start : start + args.parallel]]
-            for piece, rows in zip(now, _rows(engine, recorded.sizes, now), strict=True):
-                recorded.add_rows(piece, rows)
-    n, n_all = sum(len(piece.tokens) for piece in pieces), sum(map(len, texts))
-    left_out = f"; {n_all - n} are left out (--disk, --hours, short ends, repeated texts)" if n < n_all else ""
-    cli.say(f"{len(pieces)} pieces of text, {n} tokens{left_out}")
-    return pieces
+@frozen(eq=False)
+class _Training:
+    """A training that is begun or taken up: its flags, how the model answers, the model's file, and a head to go on from."""
+
+    args: argparse.Namespace
+    params: Mapping[str, Any]
+    recorded: Recorded
+    schedule: Schedule
+    file: ModelFile
+    target: head.TargetTensors
+    first: ModelFile | None
+
+    def record(self, prompts: Sequence[cli.Prompt], known: Mapping[str, Path]) -> list[Piece]:
+        """Let the engine answer prompts, and compute the hidden states that are not known from that, nor `collected`."""
+        args, params, recorded, schedule = self.args, self.params, self.recorded, self.schedule
+        n_most = args.disk * 10**9 // recorded_bytes(recorded.sizes)
+        with cli.ProgressDisplay() as progress, cli.load_engine(args, args.spec_type, args.model_draft, progress) as engine:
+            n_piece = corpus.n_piece_of(engine)
+            if args.prompts is None:
+                texts, width = list(corpus.encoded(engine, prompts)), recorded.sizes.n_embd * len(recorded.sizes.columns)
+                cuts, places = corpus.cut_texts(texts, n_piece, known, width)
+            else:
+                texts = corpus.answered(
+                    engine, prompts, params, recorded, lambda n: n >= n_most or schedule.is_enough(n), progress
+                )
+                cuts, places = [cut(whole.text, n_piece) for whole, _ in corpus.distinct(map(Piece, texts))], {}
+            pieces = corpus.mixed(cuts, params["seed"], n_most)[: schedule.n_pieces]
+            known_rows = [recorded.has_rows(piece) or recorded.copy_rows(piece, places) for piece in pieces]
+            left = np.flatnonzero(np.logical_not(known_rows)).tolist()
+            for start in range(0, len(left), args.parallel):
+                n_ready = left[start]
+                progress("hidden states", len(pieces) - len(left) + start, len(pieces))
+                n_tokens = sum(len(piece.tokens) for piece in pieces[:n_ready])
+                if args.file and n_ready > 1 and schedule.n_pieces is None and schedule.is_enough(n_tokens):
+                    del pieces[n_ready:]
+                    break
+                now = [pieces[number] for number in left[start : start + args.parallel]]
+                for piece, rows in zip(now, _rows(engine, recorded.sizes, now), strict=True):
+                    recorded.add_rows(piece, rows)
+        n, n_all = sum(len(piece.tokens) for piece in pieces), sum(map(len, texts))
+        left_out = f"; {n_all - n} are left out (--disk, --hours, short ends, repeated texts)" if n < n_all else ""
+        cli.say(f"{len(pieces)} pieces of text, {n} tokens{left_out}")
+        return pieces
+
+    def train(self, pieces: Sequence[Piece], n_held_out: int) -> None:
+        """Train a head, from the first one if there is one, and write it each time that it is better."""
+        from augury.plugins.learn.fitting import Corpus, fit
+        from augury.plugins.learn.training import Trainer
+
+        recorded, schedule, target, first, seed = self.recorded, self.schedule, self.target, self.first, self.params["seed"]
+        sizes = recorded.sizes
+        tokens = head.draft_vocabulary((piece.tokens for piece in pieces[n_held_out:]), sizes.n_vocab, sizes.n_drafted)
+        learnt, output = Corpus(recorded, target, pieces, n_held_out, tokens), target.output(tokens)
+        n_of_epoch, n_judged = (-(-len(rows) // head.N_BATCH) for rows in (learnt.rows, learnt.held_out))
+        n_batches = schedule.plan(len(pieces), n_of_epoch, n_judged)
+        weights = head.first_weights(sizes, target, learnt.spread(), seed) if first is None else head.weights_of(first, sizes)
+
+        def keep(best: head.Weights) -> None:
+            head.write_head(self.args.output, sizes, self.file, tokens, best, output)
+
+        trainer = Trainer(sizes, weights, output, target.softcap, _RATE, n_batches)
+        with cli.ProgressDisplay() as progress:
+            how: dict[str, Any] = {"n_batches": n_batches, "is_over": schedule.is_over, "is_head": first is not None}
+            fit(trainer, recorded, learnt, seed, progress, lambda line: cli.say(f"{line}{schedule.told()}"), keep, **how)
+        if self.args.export:
+            _export(self.args, {**(recorded.load("best") or {}), "output.weight": output})
 
 
-def _rows(engine: Engine, sizes: HeadSizes, pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
+def _rows(engine: Engine, sizes: head.HeadSizes, pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
     """The hidden states of pieces, as a request for each would tell them."""
     texts, names = [piece.text[:-1] for piece in pieces], list(dict.fromkeys(sizes.columns))
     for piece, text, found in zip(pieces, texts, engine.hidden_states(texts, names), strict=True):
@@ -262,44 +272,11 @@ def _rows(engine: Engine, sizes: HeadSizes, pieces: Sequence[Piece]) -> Iterator
         yield rows
 
 
-def _train(
-    args: argparse.Namespace,
-    target: TargetTensors,
-    recorded: Recorded,
-    pieces: Sequence[Piece],
-    n_held_out: int,
-    tokens: np.ndarray,
-    file: ModelFile,
-    first: ModelFile | None,
-    seed: int,
-    schedule: Schedule,
-) -> None:
-    """Train a head, from the first one if there is one, and write it each time that it is better."""
-    from augury.plugins.learn.fitting import Corpus, fit
-    from augury.plugins.learn.training import Trainer
-
-    corpus = Corpus(recorded, target, pieces, n_held_out, tokens)
-    n_of_epoch, n_judged = (-(-len(rows) // N_BATCH) for rows in (corpus.rows, corpus.held_out))
-    n_batches = schedule.plan(len(pieces), n_of_epoch, n_judged)
-    sizes, output = recorded.sizes, target.output(tokens)
-    weights = first_weights(sizes, target, corpus.spread(), seed) if first is None else weights_of(first, sizes)
-
-    def keep(best: Weights) -> None:
-        write_head(args.output, sizes, file, tokens, best, output)
-
-    trainer = Trainer(sizes, weights, output, target.softcap, _RATE, n_batches)
-    with cli.ProgressDisplay() as progress:
-        how: dict[str, Any] = {"n_batches": n_batches, "is_over": schedule.is_over, "is_head": first is not None}
-        fit(trainer, recorded, corpus, seed, progress, lambda line: cli.say(f"{line}{schedule.told()}"), keep, **how)
-    if args.export:
-        _export(args, {**(recorded.load("best") or {}), "output.weight": output})
-
-
 def _export(args: argparse.Namespace, values: Mapping[str, np.ndarray] | None = None) -> None:
     """Write a head that is there as a folder, with the weights as they were before they were quantised, if these are known."""
     export.check_folder(args.export)
-    with ModelFile.open(args.output) as head:
-        export.write_folder(args.export, head, values)
+    with ModelFile.open(args.output) as file:
+        export.write_folder(args.export, file, values)
     cli.say(f'{args.export}: the head for vLLM, --speculative-config \'{{"model": "{args.export}", "method": "eagle3"}}\'')
 
 
