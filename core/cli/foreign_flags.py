@@ -35,15 +35,13 @@ class ForeignFlag:
 
     def given(self, values: Sequence[str]) -> ForeignFlag:
         """The flag with these values."""
-        return evolve(self, kind="ignored", text="that is off anyway") if self._is_off(values) else self
-
-    def _is_off(self, values: Sequence[str]) -> bool:
         if self.off is None or len(values) != 1:
-            return False
+            return self
         try:
-            return float(values[0]) == float(self.off)
+            is_off = float(values[0]) == float(self.off)
         except ValueError:
-            return values[0] == self.off
+            is_off = values[0] == self.off
+        return evolve(self, kind="ignored", text="that is off anyway") if is_off else self
 
 
 def ignored(names: Sequence[str], why: str, n_values: int) -> dict[str, ForeignFlag]:

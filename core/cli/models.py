@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from augury.cli.inspect import by_type, size_text
 from augury.cli.progress import ProgressDisplay
@@ -93,14 +93,14 @@ class _Listed:
     architecture: str
     quant: str
     n_bytes: int
-    used: datetime
     n_packed_bytes: int
+    used: datetime
 
 
 def _list(args: argparse.Namespace) -> int:
     found = sorted(_listed(args.registry), key=lambda each: each.used, reverse=True)
     if args.json:
-        print_json({"models": [_as_json(each) for each in found]})
+        print_json({"models": [asdict(each) | {"used": each.used.isoformat(timespec="seconds")} for each in found]})
         return 0
     if not found:
         print_lines(["no models yet; `augury pull smollm2` fetches a small one, `augury search WORDS` looks for others"])
@@ -111,18 +111,6 @@ def _list(args: argparse.Namespace) -> int:
         rows.append([each.name, each.architecture, each.quant, size_text(each.n_bytes), packed, f"{each.used:%Y-%m-%d %H:%M}"])
     print_lines(align_rows(rows))
     return 0
-
-
-def _as_json(listed: _Listed) -> dict[str, Any]:
-    return {
-        "name": listed.name,
-        "source": listed.source,
-        "architecture": listed.architecture,
-        "quant": listed.quant,
-        "n_bytes": listed.n_bytes,
-        "n_packed_bytes": listed.n_packed_bytes,
-        "used": listed.used.isoformat(timespec="seconds"),
-    }
 
 
 def _listed(registry: Registry) -> Iterator[_Listed]:
@@ -141,8 +129,8 @@ def _listed(registry: Registry) -> Iterator[_Listed]:
             architecture,
             quant,
             sum(each.st_size for each in statuses),
-            datetime.fromtimestamp(max(each.st_atime for each in statuses)).astimezone(),
             sum(path.stat().st_size for path in packed_copies(model.files[0])),
+            datetime.fromtimestamp(max(each.st_atime for each in statuses)).astimezone(),
         )
 
 

@@ -197,7 +197,8 @@ class Parser(argparse.ArgumentParser):
     def format_help(self, *, is_whole: bool = False) -> str:
         """The help, of the flags that people use first or of all; in colours on a terminal."""
         shown = [each for each in self._actions if each.help != argparse.SUPPRESS]
-        chosen = shown if is_whole else [each for each in shown if self._is_first(each)]
+        first = {flag for each in shown for flag in each.option_strings} if is_whole or not self.first else {*self.first}
+        chosen = [each for each in shown if not each.option_strings or first & {*each.option_strings}]
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
@@ -217,9 +218,6 @@ class Parser(argparse.ArgumentParser):
         from rich_argparse import RichHelpFormatter
 
         return RichHelpFormatter(prog=self.prog)
-
-    def _is_first(self, action: argparse.Action) -> bool:
-        return not self.first or not action.option_strings or bool({*action.option_strings} & {*self.first})
 
     @property
     def advice(self) -> str:

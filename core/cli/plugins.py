@@ -13,7 +13,7 @@ from augury.cli.report import align_rows, fold, print_json, print_lines
 from augury.devices import CPU, DeviceInfo
 from augury.errors import PluginError
 from augury.interfaces import Backend, Plugin
-from augury.options import Option, options_of
+from augury.options import options_of
 from augury.registry import PluginRecord, Registry
 
 
@@ -101,18 +101,17 @@ def _as_json(record: PluginRecord) -> dict[str, Any]:
             {"name": each.name, "description": each.description, "bytes": each.n_bytes, "bytes_free": each.n_bytes_free}
             for each in devices
         ],
-        "options": [_option_as_json(option, record) for option in options],
-    }
-
-
-def _option_as_json(option: Option, record: PluginRecord) -> dict[str, Any]:
-    return {
-        "name": option.name,
-        "type": option.kind.__name__,
-        "default": option.default,
-        "help": option.help,
-        "range": option.range,
-        "choices": list(option.choices),
-        "per_request": option.is_per_request,
-        "flags": flags_of(record.kind, record.name, option),
+        "options": [
+            {
+                "name": option.name,
+                "type": option.kind.__name__,
+                "default": option.default,
+                "help": option.help,
+                "range": option.range,
+                "choices": list(option.choices),
+                "per_request": option.is_per_request,
+                "flags": flags_of(record.kind, record.name, option),
+            }
+            for option in options
+        ],
     }

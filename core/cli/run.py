@@ -87,19 +87,15 @@ def _run(args: argparse.Namespace) -> int:
                 _print_failure(prompt, error, args)
         if cache is not None and not args.prompt_cache_ro and results:
             engine.save_slot(0, cache)
-    _write_receipts(args.receipt, results)
-    _print_stats(engine, writer, results, args)
+    _write_and_print(engine, writer, results, args)
     return 0 if len(results) == len(prompts) else AuguryError.exit_code
 
 
-def _write_receipts(path: Path | None, results: Sequence[Result]) -> None:
-    """Write a line for each text."""
-    if path is not None:
+def _write_and_print(engine: Engine, writer: TokenWriter, results: Sequence[Result], args: argparse.Namespace) -> None:
+    """Write receipts, a line for each text, and print figures."""
+    if args.receipt is not None:
         lines = [json.dumps(result.receipt.as_json()) for result in results if result.receipt is not None]
-        write_atomically(path, "".join(f"{line}\n" for line in lines))
-
-
-def _print_stats(engine: Engine, writer: TokenWriter, results: Sequence[Result], args: argparse.Namespace) -> None:
+        write_atomically(args.receipt, "".join(f"{line}\n" for line in lines))
     if writer.legend:
         say(writer.legend)
     for line in (line for result in results if args.stats for line in drafting_lines(result.stats)):

@@ -79,6 +79,16 @@ class Repetition:
 Node = Characters | Reference | Sequence | Alternatives | Repetition
 
 
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes that a node is made of."""
+    match node:
+        case Sequence(nodes) | Alternatives(nodes):
+            return nodes
+        case Repetition(part):
+            return (part,)
+    return ()
+
+
 def read_gbnf(text: str, token_id: Callable[[str], int], end_tokens: Iterable[int]) -> dict[str, Node]:
     """Read a grammar.
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from operator import or_
 
 from attrs import define
 
 from augury.errors import OptionError
-from augury.plugins.constraints.gbnf import Alternatives, Characters, Node, Ranges, Reference, Repetition, Sequence
+from augury.plugins.constraints.gbnf import Alternatives, Characters, Node, Ranges, Reference, Repetition, Sequence, children
 from augury.plugins.constraints.guided import NO_FORCING
 from augury.plugins.constraints.loops import Loops, has_end, is_empty, least, size, without_recursion_at_ends
 
@@ -57,12 +59,7 @@ def _lines(names: Mapping[str, str], rules: Mapping[str, Node], lonely: set[Char
 
 
 def _depth(node: Node) -> int:
-    match node:
-        case Sequence(parts) | Alternatives(parts):
-            return 1 + max(map(_depth, parts), default=0)
-        case Repetition(part):
-            return 1 + _depth(part)
-    return 1
+    return 1 + max(map(_depth, children(node)), default=0)
 
 
 def _is_regular(node: Node, known: set[str]) -> bool:
@@ -72,10 +69,7 @@ def _is_regular(node: Node, known: set[str]) -> bool:
             return node.token is None
         case Reference(name):
             return name in known
-        case Sequence(parts) | Alternatives(parts):
-            return all(_is_regular(part, known) for part in parts)
-        case Repetition(part):
-            return _is_regular(part, known)
+    return all(_is_regular(part, known) for part in children(node))
 
 
 def _begins(node: Node, known: set[str], empty: set[str]) -> bool:
@@ -105,7 +99,7 @@ def _lonely(rules: Mapping[str, Node]) -> set[Characters]:
     return _Positions(rules).lonely() if sum(map(size, rules.values())) <= _N_NODES else set()
 
 
-@define(eq=False)
+@define
 class _Ends:
     """Which positions a node begins and ends with, as bits, and whether it may be empty."""
 
@@ -165,12 +159,10 @@ class _Positions:
 
     def _grew(self) -> bool:
         """Find what follows what, as far as the ends of the rules are known; whether they are known better then."""
-        grew = False
+        before = dict(self._ends)
         for name, node in self._rules.items():
-            ends, before = self._ends_of(node), self._ends[name]
-            if (ends.first, ends.last, ends.is_empty) != (before.first, before.last, before.is_empty):
-                self._ends[name], grew = ends, True
-        return grew
+            self._ends[name] = self._ends_of(node)
+        return self._ends != before
 
     def _ends_of(self, node: Node) -> _Ends:
         match node:
@@ -180,7 +172,7 @@ class _Positions:
                 return self._ends[name]
             case Alternatives(options):
                 each = [self._ends_of(option) for option in options]
-                first, last = _union(ends.first for ends in each), _union(ends.last for ends in each)
+                first, last = (reduce(or_, (getattr(ends, name) for ends in each), 0) for name in ("first", "last"))
                 return _Ends(first, last, any(ends.is_empty for ends in each))
             case Sequence(parts):
                 return self._ends_of_all(parts)
@@ -260,13 +252,6 @@ def _range(ends: tuple[int, int]) -> str:
 
 def _do_overlap(one: Ranges, other: Ranges) -> bool:
     return any(low <= last and first <= high for low, high in one for first, last in other)
-
-
-def _union(bits: Iterable[int]) -> int:
-    found = 0
-    for each in bits:
-        found |= each
-    return found
 
 
 def _bits(number: int) -> Iterator[int]:

@@ -13,7 +13,7 @@ from itertools import islice
 
 from attrs import evolve
 
-from augury.plugins.constraints.gbnf import Alternatives, Characters, Node, Reference, Repetition, Sequence
+from augury.plugins.constraints.gbnf import Alternatives, Characters, Node, Reference, Repetition, Sequence, children
 
 # Times that a character is written out, such as those of "\\\\u" [0-9a-f]{4}: a place follows itself in a repetition.
 _N_UNROLLED = 16
@@ -25,12 +25,7 @@ Rules = Mapping[str, Node]
 
 def size(node: Node) -> int:
     """The number of a tree's nodes."""
-    match node:
-        case Sequence(parts) | Alternatives(parts):
-            return 1 + sum(map(size, parts))
-        case Repetition(part):
-            return 1 + size(part)
-    return 1
+    return 1 + sum(map(size, children(node)))
 
 
 def least(rules: Rules, holds: Callable[[Node, set[str]], bool]) -> set[str]:
@@ -210,14 +205,8 @@ class Loops:
 
     def _is_simple(self, node: Node) -> bool:
         """Whether a node refers to no rules but those of one character."""
-        match self._resolved(node):
-            case Reference():
-                return False
-            case Sequence(parts) | Alternatives(parts):
-                return all(map(self._is_simple, parts))
-            case Repetition(part):
-                return self._is_simple(part)
-        return True
+        found = self._resolved(node)
+        return not isinstance(found, Reference) and all(map(self._is_simple, children(found)))
 
     def _options(self, node: Node) -> Iterator[Node]:
         """The alternatives of what is repeated; those that may be empty are left out alone, so `(a* | b? c*)*` has a, b, c."""

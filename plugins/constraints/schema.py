@@ -21,19 +21,8 @@ _MANY = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
 NAMED = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
 """The keywords whose fields are names, each of a schema."""
 
-_FORMATS = {
-    "date",
-    "date-time",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "time",
-    "unknown",
-    "uri",
-    "uuid",
-}  # of llguidance
+# of llguidance
+_FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
 _SAME = {f"uuid{version}": "uuid" for version in range(1, 9)}  # by pydantic
 
 # Keywords that demand nothing with some values, or without some others beside them
