@@ -9,7 +9,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.errors import ModelFileError
-from augury.text.literal import LiteralTexts
+from augury.text.special_token import LiteralTexts
 
 if TYPE_CHECKING:
     from augury.files.gguf import ModelFile

@@ -16,8 +16,8 @@ from attrs import frozen
 
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.log import get_logger
-from augury.text.literal import LiteralTexts
 from augury.text.renderer import Failure, Refusal, Renderer
+from augury.text.special_token import LiteralTexts
 from augury.text.template_habits import TemplateHabits
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from functools import cached_property
 from augury.errors import OptionError, PromptTooLongError
 from augury.memory_limit import require_address_space
 from augury.text.bpe import BytePairCodec, DnaCodec, WhitespaceCodec
-from augury.text.partition import Partition
 from augury.text.plamo import PlamoCodec
 from augury.text.rwkv import RwkvCodec
 from augury.text.sentence_piece import SentencePieceCodec
-from augury.text.special_token import TokenType
+from augury.text.special_token import Partition, TokenType
 from augury.text.unigram import UnigramCodec
 from augury.text.vocabulary import Codec, Vocabulary, read_vocabulary
 from augury.text.word_piece import WordPieceCodec

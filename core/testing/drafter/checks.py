@@ -10,8 +10,7 @@ from augury.interfaces import Drafter, Pace
 from augury.options import Option, build, options_of
 from augury.testing.contract import Check, Contract, hypothesis_settings
 from augury.testing.drafter import contract
-from augury.testing.drafter.driven import DrivenLoop, Subject
-from augury.testing.drafter.script import LONG, REPEATING, ScriptedRequest, ScriptedRound, Way, requests
+from augury.testing.drafter.driven import LONG, REPEATING, DrivenLoop, ScriptedRequest, ScriptedRound, Subject, Way, requests
 
 _LARGEST_BOUND = 1 << 20  # tried; a bound beyond may be one of memory
 

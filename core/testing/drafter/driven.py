@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from attrs import Factory, define, frozen
@@ -32,10 +33,76 @@ from augury.speculation.planner import DraftPlanner
 from augury.speculation.verification import RULES
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
-from augury.testing.drafter.script import PROMPTS, ScriptedRequest, ScriptedRound, Way
 from augury.testing.drafter.watched import watched
+from augury.testing.tiny_model import PERIOD
 from augury.testing.toys import TINY_TARGET, ToyDrafter
 from augury.types import Draft, ModelOptions
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+
+class Way(Enum):
+    """The engine's treatment of a drafter in a round."""
+
+    VERIFIED = "its draft is verified"
+    CUT = "the first half of its draft is verified"
+    SCORED = "its draft is not used"
+    SILENT = "it is not asked"
+    OTHERS = "it is not asked, and another drafter's draft is verified"
+    TEACHER_FORCED = "it is asked by teacher forcing, and for no draft"
+
+
+@frozen
+class ScriptedRound:
+    """One round of a script: how the drafter is asked, and for how many tokens."""
+
+    way: Way
+    limit: int
+
+
+@frozen(eq=False)
+class ScriptedRequest:
+    """A prompt, the rounds after it, and how surely the target repeats itself: the hotter, the less."""
+
+    prompt: tuple[int, ...]
+    rounds: tuple[ScriptedRound, ...]
+    temperature: float = 0.8
+
+
+_PHRASE = tuple(range(3 * PERIOD, 4 * PERIOD))  # one of the tiny models' circles
+_WAYS = (
+    *(Way.VERIFIED, Way.SILENT, Way.VERIFIED, Way.CUT, Way.VERIFIED),
+    *(Way.SCORED, Way.VERIFIED, Way.OTHERS, Way.TEACHER_FORCED),
+)
+
+REPEATING = ScriptedRequest(
+    prompt=_PHRASE * 16,
+    rounds=tuple(ScriptedRound(_WAYS[i % 9], (64, 5, 1, 16, 9)[i % 5]) for i in range(24)),
+)
+"""One long enough for any n-gram, with everything that may become of a draft."""
+
+LONG = ScriptedRequest(_PHRASE * 44, REPEATING.rounds)
+"""One that takes a drafter with a model several steps to begin with."""
+
+PROMPTS: list[Sequence[int]] = [_PHRASE * 16, (*range(60, 72), 9, *range(60, 72), 7) * 7, (5,), (200, *_PHRASE[:5])]
+"""For engines: two that repeat themselves, and two that do not."""
+
+
+def requests(*, max_rounds: int = 14) -> SearchStrategy[ScriptedRequest]:
+    """Strategy for requests: prompts of one token up to some hundreds, most of which repeat a phrase."""
+    from hypothesis import strategies as st
+
+    prompts = st.builds(
+        lambda head, phrase, n: (*head, *(phrase * n)),
+        st.lists(st.integers(0, 255), min_size=1, max_size=4),
+        st.one_of(st.just(list(_PHRASE)), st.lists(st.integers(0, 255), max_size=6)),
+        st.integers(0, 20),
+    )
+    limits = st.one_of(st.integers(1, 6), st.integers(1, 20))
+    rounds = st.lists(st.builds(ScriptedRound, way=st.sampled_from(_WAYS), limit=limits), max_size=max_rounds).map(tuple)
+    return st.builds(ScriptedRequest, prompt=prompts, rounds=rounds, temperature=st.sampled_from((0.8, 0.0, 4.0)))
+
 
 _N_CTX = 768
 _N_MAX = 64  # tokens of a draft

@@ -18,8 +18,7 @@ from augury.options import options_of
 from augury.registry import Registry
 from augury.testing.contract import Check
 from augury.testing.drafter import contract
-from augury.testing.drafter.driven import DrafterReport, Subject
-from augury.testing.drafter.script import PROMPTS
+from augury.testing.drafter.driven import PROMPTS, DrafterReport, Subject
 from augury.testing.toys import TINY_TARGET, ToyDrafter
 from augury.types import DrafterStats, Result, Summary
 

@@ -15,9 +15,8 @@ from augury.sampling import SamplingParams
 from augury.testing.contract import Check
 from augury.testing.drafter import contract
 from augury.testing.drafter.checks import any_script, reproducible, together
-from augury.testing.drafter.driven import Subject
+from augury.testing.drafter.driven import PROMPTS, Subject
 from augury.testing.drafter.engines import N_TOKENS, WAYS, answers, compare, counted, engine_with, output, plain
-from augury.testing.drafter.script import PROMPTS
 from augury.testing.tiny_model import PERIOD
 from augury.types import Result
 

@@ -1,6 +1,6 @@
 from hypothesis import given, strategies as st
 
-from augury.text.partition import Partition
+from augury.text.special_token import Partition
 
 
 def by_definition(text, tokens, *, strips_left, strips_right):
