@@ -36,6 +36,11 @@ class Measurement:
     n: int
     depth: int
 
+    @property
+    def cells(self) -> list[str]:
+        """In a table."""
+        return ["pass" if self.kind == "curve" else self.kind, str(self.n), str(self.depth)]
+
 
 @frozen
 class Timing:

@@ -25,7 +25,6 @@ from augury.plugins.bench.timing import Measurement, MeasurementKind, ModelRunne
 _MARGIN = 8
 _PREFILL, _DECODE = 512, 128  # tokens, as in llama-bench
 WIDE = 1.5  # highest over lowest of an interval: beyond, the ratios of most rows could not be told apart
-_NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
 
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
@@ -123,8 +122,11 @@ def _run(args: argparse.Namespace) -> int:
             timings = [ratio.ours for ratio in ratios]
             about["vs"] = {"peer": args.vs[0], "pairs": pairs, "ratios": [_ratio_as_json(ratio) for ratio in ratios]}
             lines = [*_ratio_lines(ratios), *_notes(ratios, pairs)]
-    found = about | {"machine": facts} | _timings_as_json(timings)
-    print_figures(found, lines, args)
+    rows: dict[str, list[dict[str, Any]]] = {"curve": [], "prefill": [], "decode": []}
+    for timing in timings:
+        figures = {"ms": timing.ms, "tok_s": timing.tok_s, "spread_ms": list(timing.spread_ms)}
+        rows[timing.measurement.kind].append({"n": timing.measurement.n, "depth": timing.measurement.depth} | figures)
+    print_figures(about | {"machine": facts} | rows, lines, args)
     return 0
 
 
@@ -136,16 +138,6 @@ def peer(args: argparse.Namespace, tokens: np.ndarray, n_vocab: int, threads: in
     return ServerRunner(Path(args.vs[0]), words, tokens, n_vocab)
 
 
-def _timings_as_json(timings: Sequence[Timing]) -> dict[str, Any]:
-    """Timings as JSON, by kind."""
-    rows: dict[str, list[dict[str, Any]]] = {"curve": [], "prefill": [], "decode": []}
-    for timing in timings:
-        measurement = timing.measurement
-        figures = {"ms": timing.ms, "tok_s": timing.tok_s, "spread_ms": list(timing.spread_ms)}
-        rows[measurement.kind].append({"n": measurement.n, "depth": measurement.depth} | figures)
-    return rows
-
-
 def _lines(timings: Sequence[Timing]) -> list[str]:
     single = {
         each.measurement.depth: each.ms for each in timings if (each.measurement.kind, each.measurement.n) == ("curve", 1)
@@ -155,12 +147,8 @@ def _lines(timings: Sequence[Timing]) -> list[str]:
         spread = "{:.2f} to {:.2f}".format(*timing.spread_ms)
         alone_ms = single.get(timing.measurement.depth) if timing.measurement.kind == "curve" else None
         against = "" if alone_ms is None else f"{timing.ms / alone_ms:.2f}x"
-        rows.append([*_cells(timing.measurement), f"{timing.ms:.2f}", spread, f"{timing.tok_s:.1f}", against])
+        rows.append([*timing.measurement.cells, f"{timing.ms:.2f}", spread, f"{timing.tok_s:.1f}", against])
     return cli.align_rows(rows, is_right=(False, *[True] * 6))
-
-
-def _cells(measurement: Measurement) -> list[str]:
-    return [_NAMES[measurement.kind], str(measurement.n), str(measurement.depth)]
 
 
 def _ratio_as_json(ratio: PairedTiming) -> dict[str, Any]:
@@ -183,7 +171,7 @@ def _ratio_lines(ratios: Sequence[PairedTiming]) -> list[str]:
     for ratio in ratios:
         speeds = [f"{ratio.ours.tok_s:.1f}", f"{ratio.theirs.tok_s:.1f}", f"{ratio.ratio:.2f}x"]
         interval = "{:.2f} to {:.2f}".format(*ratio.interval)
-        rows.append([*_cells(ratio.ours.measurement), *speeds, interval, trip_text(ratio.round_trips_ns)])
+        rows.append([*ratio.ours.measurement.cells, *speeds, interval, trip_text(ratio.round_trips_ns)])
     return cli.align_rows(rows, is_right=(False, *[True] * 7))
 
 

@@ -47,8 +47,8 @@ def _run(args: argparse.Namespace) -> int:
         trips.append(round_trip_ns())
         threads = model.n_threads
     if args.json:
-        rooflines = [asdict(each) for each in found]
-        cli.print_json({"model": args.model, "threads": threads, "round_trip_ns": trips, "rooflines": rooflines})
+        about = {"model": args.model, "threads": threads, "round_trip_ns": trips}
+        cli.print_json(about | {"rooflines": [asdict(each) for each in found]})
         return 0
     for roofline in found:
         cli.print_lines(_lines(roofline, threads))
@@ -115,8 +115,10 @@ def measure_roofline(model: Profiled, runner: ModelRunner, n: int, depth: int, r
 def _lines(roofline: Roofline, threads: int) -> Iterator[str]:
     limits, total = roofline.limits, roofline.seconds
     yield f"pass of {roofline.n} after {roofline.depth} tokens, {threads} thread{'s' * (threads > 1)}: {total * 1e3:.2f} ms"
-    head = ["kernel", "steps", "ms", "of pass", "GB/s", "of limit", "GMAC/s", "of limit"]
-    rows = [_row(kernel, roofline) for kernel in roofline.kernels]
+    rows = [["kernel", "steps", "ms", "of pass", "GB/s", "of limit", "GMAC/s", "of limit"]]
+    for each in roofline.kernels:
+        first = [each.name, str(each.n_steps), f"{each.seconds * 1e3:.2f}", f"{each.seconds / total:.1%}"]
+        rows.append([*first, *_rates(each.seconds, each.n_bytes, each.n_multiply_adds, limits)])
     python = total - sum(kernel.seconds for kernel in roofline.kernels)
     n_bytes, n_multiply_adds = (
         sum(getattr(each, name) for each in roofline.kernels) for name in ("n_bytes", "n_multiply_adds")
@@ -124,13 +126,8 @@ def _lines(roofline: Roofline, threads: int) -> Iterator[str]:
     rows.append(["(around the kernels)", "", f"{python * 1e3:.2f}", f"{python / total:.1%}", "", "", "", ""])
     rows.append(["all", "", f"{total * 1e3:.2f}", "", *_rates(total, n_bytes, n_multiply_adds, limits)])
     rows.append(["limit", "", "", "", f"{limits.bytes_per_s / 1e9:.1f}", "", f"{limits.multiply_adds_per_s / 1e9:.0f}", ""])
-    yield from cli.align_rows([head, *rows], is_right=(False, *[True] * 7))
+    yield from cli.align_rows(rows, is_right=(False, *[True] * 7))
     yield ""
-
-
-def _row(kernel: KernelTime, roofline: Roofline) -> list[str]:
-    first = [kernel.name, str(kernel.n_steps), f"{kernel.seconds * 1e3:.2f}", f"{kernel.seconds / roofline.seconds:.1%}"]
-    return [*first, *_rates(kernel.seconds, kernel.n_bytes, kernel.n_multiply_adds, roofline.limits)]
 
 
 def _rates(seconds: float, n_bytes: int, n_multiply_adds: int, limits: Limits) -> list[str]:

@@ -68,7 +68,9 @@ def _run(args: argparse.Namespace) -> int:
     """Ask both servers, and print their clients' times."""
     prompts, n_predict = prompts_to_compare(args), args.n_predict
     with _serving(args) as ours:
-        bodies = [_body(ours, prompt, n) for prompt, n in zip(prompts, cycle(_lengths(n_predict)), strict=False)]
+        # short answers, long ones and between, for requests of one length end together
+        lengths = cycle((n_predict, max(n_predict // 4, 2), max(n_predict // 2, 2)))
+        bodies = [_body(ours, prompt, n) for prompt, n in zip(prompts, lengths, strict=False)]
         found = {n: _turns(ours.url, args.vs, bodies, n, args.turns) for n in args.clients}
     if args.json:
         about = {"model": args.model, "workload": digest(prompts), "max_tokens": n_predict, "peer": args.vs}
@@ -77,11 +79,6 @@ def _run(args: argparse.Namespace) -> int:
     else:
         cli.print_lines([*_lines(found), *_notes(found)])
     return 0
-
-
-def _lengths(n_predict: int) -> tuple[int, ...]:
-    """How many tokens answers have: short ones, long ones and between, for requests of one length end together."""
-    return n_predict, max(n_predict // 4, 2), max(n_predict // 2, 2)
 
 
 def _turns(ours: str, theirs: str, bodies: Sequence[dict[str, Any]], n_clients: int, n_turns: int) -> dict[str, list[Load]]:
@@ -124,19 +121,14 @@ def _as_json(n_clients: int, loads: Mapping[str, Sequence[Load]]) -> dict[str, A
             "tokens_per_s": statistics.median(load.tokens_per_second for load in turns),
         } | {_key(name): median_of(turns, *what) * 1e3 for name, what in _FIGURES.items()}
     for side in ("plain", "speculative"):
-        ratios = _ratios(loads, side)
+        pairs = zip(loads[side], loads["theirs"], strict=True)  # turn by turn
+        ratios = [mine.requests_per_second / other.requests_per_second for mine, other in pairs]
         found[side] |= {"ratio": statistics.median(ratios), "interval": list(median_interval(ratios))}
     return found | {"same_text": _alike(loads, "plain", "theirs")}
 
 
 def _key(name: str) -> str:
     return f"{name.replace(' ', '_')}_ms"
-
-
-def _ratios(loads: Mapping[str, Sequence[Load]], side: str) -> list[float]:
-    """Our requests per second over theirs, turn by turn."""
-    pairs = zip(loads[side], loads["theirs"], strict=True)
-    return [mine.requests_per_second / other.requests_per_second for mine, other in pairs]
 
 
 def _alike(loads: Mapping[str, Sequence[Load]], one: str, other: str) -> float:

@@ -39,7 +39,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_workload_flag(group)
     group.flag("--against NAME[:K=V,...] ...", "another drafter or chain to try; repeats")
     group.flag("--layers N,N,...", "try the model's own first N layers, too (self-spec)", cli.counts(least=1), default=())
-    group.flag("--turns N", "runs of each prompt at most (default: 2)", int, default=2)
+    group.flag("--turns N", "runs of each prompt at most (default: 2)", cli.count(least=1), default=2)
     parser.flag("--json", "print one JSON object")
     parser.show_first(f"-p -f {cli.FIRST_FLAGS} -n --temp --turns --json", words=("model",))
     parser.set_defaults(run=_run)
@@ -47,7 +47,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def _run(args: argparse.Namespace) -> int:
     _check(args)
-    lengths, prompts = _lengths(args), prompts_to_compare(args)
+    tried = dict.fromkeys((max(args.draft_max // 2, 1), args.draft_max, 2 * args.draft_max))
+    lengths, prompts = [length for length in tried if length >= args.draft_min], prompts_to_compare(args)
     params = {**DEFAULTS, **cli.request_params(args)}
     with cli.ProgressDisplay() as display:
         chains = _candidates(args, display)
@@ -74,8 +75,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.turns < 1:
-        raise OptionError(f"--turns is {args.turns}, expected at least 1")
     if args.draft_max < 1:
         raise OptionError(f"--draft-max is {args.draft_max}, expected at least 1: tune tries half and twice as much, too")
     if args.spec_type:
@@ -86,12 +85,12 @@ def _check(args: argparse.Namespace) -> None:
 
 def _candidates(args: argparse.Namespace, progress: Progress) -> list[Candidate]:
     """The candidates, the simplest first, of installed drafters alone; model files may be downloaded."""
-    texts = [text for text in _CHAINS if _are_installed(text, args.registry)]
     owner = args.model_draft and (
         cli.drafter_of_model(args.registry, args.model_draft, progress) or cli.drafter_of_model(args.registry)
     )
     with_model = [text.format(each) for each in (owner, cli.drafter_of_mtp(args)) if each for text in _CHAINS_WITH_MODEL]
-    texts += [text for text in with_model if _are_installed(text, args.registry)]
+    drafters = args.registry.drafters
+    texts = [text for text in (*_CHAINS, *with_model) if all(spec.name in drafters for spec in parse_specs(text))]
     texts += [f"self-spec:mode=layers,layers={n}" for n in args.layers]
     own = argparse.Namespace(**{**vars(args), "drafter_general": ()})  # general flags stand in the line by themselves
     found = []
@@ -106,19 +105,10 @@ def _candidates(args: argparse.Namespace, progress: Progress) -> list[Candidate]
     return list(dict.fromkeys(found))
 
 
-def _are_installed(text: str, registry: Registry) -> bool:
-    return all(spec.name in registry.drafters for spec in parse_specs(text))
-
-
 def _given(spec: Spec, given: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The options of a drafter that were given as flags, to be named in the option line."""
     named = {key.replace("-", "_") for key, _ in spec.values}
     return [(key, str(value)) for key, value in given.get(spec.name, {}).items() if key not in named]
-
-
-def _lengths(args: argparse.Namespace) -> list[int]:
-    lengths = (max(args.draft_max // 2, 1), args.draft_max, 2 * args.draft_max)
-    return [length for length in dict.fromkeys(lengths) if length >= args.draft_min]
 
 
 def option_words(candidate: Candidate | None, args: argparse.Namespace) -> list[str]:

@@ -166,7 +166,7 @@ def test_engines_are_closed_where_one_fails(tune, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--turns", "0"], "--turns is 0"),
+        (["--turns", "0"], "--turns is '0', expected a whole number of at least 1"),
         (["--draft-max", "0"], "--draft-max is 0"),
         (["--spec-type", "suffix"], "--against"),
         (["--spec-synth-len", "2"], "synthetic"),
