@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, define, field
 
-from augury.cli.chat_flags import (
-    add_system_flags,
-    add_template_flags,
-    has_system,
-    system_prompt_of,
-    template_of,
-    use_template,
-    with_system,
-)
+from augury.cli import chat_flags
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_CHAT
 from augury.cli.log_output import TokenWriter
@@ -94,14 +86,14 @@ class Conversation:
             case "/help":
                 for line in align_rows(list(_COMMANDS.items()), has_head=False):
                     say(line)
-            case "/continue" if len(self.messages) > has_system(self.messages):
+            case "/continue" if len(self.messages) > chat_flags.has_system(self.messages):
                 self._answer(self.messages)
             case "/continue":
                 say("there is no answer yet")
             case "/drop":
                 self._drop()
             case "/clear":
-                self.messages, self._summary = self.messages[: has_system(self.messages)], None
+                self.messages, self._summary = self.messages[: chat_flags.has_system(self.messages)], None
                 say("the conversation is forgotten")
             case "/system":
                 self._set_or_show_system(argument)
@@ -118,10 +110,10 @@ class Conversation:
 
     def _set_or_show_system(self, text: str) -> None:
         if text:
-            self.messages = with_system(self.messages, text)
+            self.messages = chat_flags.with_system(self.messages, text)
             say("the system prompt is set" + (", also for what was said before" if len(self.messages) > 1 else ""))
         else:
-            say(self.messages[0]["content"] if has_system(self.messages) else "there is no system prompt")
+            say(self.messages[0]["content"] if chat_flags.has_system(self.messages) else "there is no system prompt")
 
     def _drop(self) -> None:
         """Forget the first question and its answer, but not the messages before it, such as a system prompt."""
@@ -240,8 +232,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_cache_flags(parser)
     parser.foreign = FOREIGN_FLAGS_IN_CHAT
     add_sampling_flags(parser, registry, n_predict=_N_PREDICT)
-    add_system_flags(parser, "a system prompt, in place of the one that a session has; /system changes it")
-    add_template_flags(parser)
+    chat_flags.add_system_flags(parser, "a system prompt, in place of the one that a session has; /system changes it")
+    chat_flags.add_template_flags(parser)
     parser.flag("--stats", "colour tokens by who proposed them, and show figures per answer")
     parser.flag("--session FILE", "continue the conversation in this file, and save it there after every answer", Path)
     parser.show_first(f"{FIRST_FLAGS} -n --temp -s -sys --session --stats", words=("model",))
@@ -253,12 +245,12 @@ def _run(args: argparse.Namespace) -> int:
     if args.chat_template_kwargs is not None:
         params["chat_template_kwargs"] = args.chat_template_kwargs
     warn_of_synthetic(args)
-    messages, system, template = _session_of(args.session), system_prompt_of(args), template_of(args)
+    messages, system, template = _session_of(args.session), chat_flags.system_prompt_of(args), chat_flags.template_of(args)
     if system is not None:
-        messages = with_system(messages, system)
+        messages = chat_flags.with_system(messages, system)
     is_terminal = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
     with load_engine(args, args.spec_type, args.model_draft) as engine:
-        use_template(engine, template, parse_special=args.parse_special)
+        chat_flags.use_template(engine, template, parse_special=args.parse_special)
         show_in_brief(engine)
         if is_terminal:
             say("/help lists commands" + (f"; {len(messages)} messages from {args.session}" if messages else ""))

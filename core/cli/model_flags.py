@@ -10,18 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from augury.cli.drafter_flags import (
-    add_drafter_flags,
-    add_memory_flags,
-    add_speculation_flags,
-    drafter_of_model,
-    drafter_options,
-    leave_out_unused,
-    memory_options,
-    names_in_use,
-    split_draft_limits,
-    takes_draft_model,
-)
+from augury.cli import drafter_flags
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.log_output import configure_logging
 from augury.cli.parser import Parser, converted, count
@@ -132,14 +121,14 @@ def add_model_flags(
         "what manages the slots' memory, see augury plugins; with options as NAME:key=value (default: auto)",
         default="auto",
     )
-    add_memory_flags(group, registry)
+    drafter_flags.add_memory_flags(group, registry)
     level: dict[str, Any] = {"action": "store_const", "dest": "verbose", "default": 0}
     group.flag("-v --verbose --log-verbose", "show the whole configuration, memory and log", const=1, **level)
     text = "also show every draft, token by token, with what the model chose and the probabilities"
     group.flag("-vv", text, const=2, **level)
     if has_drafters:
-        add_speculation_flags(parser.add_argument_group("speculation"), registry)
-        add_drafter_flags(parser, registry, argv)
+        drafter_flags.add_speculation_flags(parser.add_argument_group("speculation"), registry)
+        drafter_flags.add_drafter_flags(parser, registry, argv)
 
 
 def add_cache_flags(parser: Parser) -> None:
@@ -243,7 +232,7 @@ def load_engine(
             args.model,
             **{name: getattr(args, name) for name in _AS_NAMED},
             **speculation,
-            memory_options=memory_options(args),
+            memory_options=drafter_flags.memory_options(args),
             max_queue=getattr(args, "max_queue", None),
             n_ctx=args.ctx_size,
             slots=args.parallel,
@@ -262,21 +251,21 @@ def _speculation(
     args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, progress: Progress
 ) -> dict[str, Any]:
     """The arguments of `Engine.load` that are of drafters."""
-    in_use = names_in_use(spec_type or ("auto",), args.registry)
-    rest, limits = split_draft_limits(spec_type, args.registry)
+    in_use = drafter_flags.names_in_use(spec_type or ("auto",), args.registry)
+    rest, limits = drafter_flags.split_draft_limits(spec_type, args.registry)
     n_max, n_min = limits.get("draft_max", args.draft_max), limits.get("draft_min", args.draft_min)
     if n_min > n_max > 0:
         names = args.typed.get("draft_min", "n_min"), args.typed.get("draft_max", "--draft-max")
         raise OptionError(f"{names[0]} is {n_min}, expected at most {names[1]}, which is {n_max}")
-    if draft_model and not takes_draft_model(in_use, args.registry, None):
-        in_use += filter(None, [drafter_of_model(args.registry, draft_model, progress)])
+    if draft_model and not drafter_flags.takes_draft_model(in_use, args.registry, None):
+        in_use += filter(None, [drafter_flags.drafter_of_model(args.registry, draft_model, progress)])
     if spec_type == args.spec_type:  # or else the command loads one drafter after the other, and has said it of all
-        leave_out_unused(args, in_use)
+        drafter_flags.leave_out_unused(args, in_use)
     return {
         **{name: getattr(args, name) for name in _OF_SPECULATION},
         "spec_type": rest,
         "draft_model": draft_model,
-        "spec_options": drafter_options(args, in_use),
+        "spec_options": drafter_flags.drafter_options(args, in_use),
         "draft_max": n_max,
         "draft_min": n_min,
     }

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from augury.cli.chat_flags import add_system_flags, add_template_flags, template_of, use_template
+from augury.cli import chat_flags
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.log_output import TokenWriter
 from augury.cli.model_flags import FIRST_FLAGS, add_model_flags, load_engine
@@ -32,8 +32,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     """Add the command."""
     parser = subparsers.add_parser("run", help="continue a prompt, or several at once", description="Continue prompts.")
     add_prompt_flags(parser)
-    add_system_flags(parser, "a system prompt before each prompt, which implies --chat")
-    add_template_flags(parser)
+    chat_flags.add_system_flags(parser, "a system prompt before each prompt, which implies --chat")
+    chat_flags.add_template_flags(parser)
     add_model_flags(parser, registry, argv, n_slots=1)
     add_sampling_flags(parser, registry)
     parser.flag("--json", "print one JSON object per prompt")
@@ -66,9 +66,9 @@ def _run(args: argparse.Namespace) -> int:
         if path is not None:
             check_writable(path, flag)
     warn_of_synthetic(args)
-    template = template_of(args)
+    template = chat_flags.template_of(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
-        use_template(engine, template, parse_special=args.parse_special)
+        chat_flags.use_template(engine, template, parse_special=args.parse_special)
         show_in_brief(engine)
         if engine.chat_template is not None and all(prompt.text is not None for prompt in prompts) and sys.stderr.isatty():
             say("the text is continued as it is; --chat asks the model, and augury chat talks with it")
