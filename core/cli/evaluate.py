@@ -16,7 +16,7 @@ from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import check_page, print_json, print_lines, write_page
-from augury.cli.text_file import read_text
+from augury.cli.text_file import numbered_lines, read_text
 from augury.errors import AuguryError
 from augury.notebook import table
 from augury.registry import Registry
@@ -95,8 +95,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 
 def _run(args: argparse.Namespace) -> int:
-    lines = [(i, line) for i, line in enumerate(read_text(args.file).split("\n"), start=1) if line.strip()]
-    questions = [Question.of(line, f"{args.file}:{i}") for i, line in lines]
+    questions = [Question.of(line, f"{args.file}:{i}") for i, line in numbered_lines(read_text(args.file))]
     if not questions:
         raise AuguryError(f"{args.file}: empty, expected a question in each line")
     if args.html is not None:

@@ -13,7 +13,7 @@ from attrs import Factory, evolve, frozen
 
 from augury.cli.chat_flags import has_system, system_prompt_of, with_system
 from augury.cli.report import say
-from augury.cli.text_file import read_text
+from augury.cli.text_file import numbered_lines, read_text
 from augury.errors import AuguryError, OptionError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
 
 def prompts_of_lines(text: str, where: str) -> list[Prompt]:
     """Parse JSON lines, each as `prompt_of_line` does."""
-    return [prompt_of_line(line, f"{where}:{number}") for number, line in _lines(text)]
+    return [prompt_of_line(line, f"{where}:{number}") for number, line in numbered_lines(text)]
 
 
 def prompt_of_line(line: str, where: str) -> Prompt:
@@ -125,15 +125,10 @@ def _from_input() -> list[Prompt]:
 
 
 def _from_text(text: str, where: str, *, is_lines: bool) -> list[Prompt]:
-    if is_lines or (text.lstrip().startswith("{") and any(_is_object(line) for _, line in _lines(text))):
+    if is_lines or (text.lstrip().startswith("{") and any(_is_object(line) for _, line in numbered_lines(text))):
         return prompts_of_lines(text, where)
     text = text.removesuffix("\n")  # editors and `echo` end a text with one, which is not a part of the prompt
     return [Prompt(text=text)] if text else []
-
-
-def _lines(text: str) -> list[tuple[int, str]]:
-    # not `splitlines`: strings in JSON may hold characters that it takes for the end of a line
-    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def _is_object(line: str) -> bool:

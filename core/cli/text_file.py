@@ -35,6 +35,12 @@ def read_lines(stream: TextIO) -> Iterator[str]:
         yield line
 
 
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """The lines of a text that are not blank, with their numbers from 1 on."""
+    # not `splitlines`: strings in JSON may hold characters that it takes for the end of a line
+    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+
+
 def check_writable(path: Path, flag: str) -> None:
     """Check, before minutes of work, that a file can be written.
 

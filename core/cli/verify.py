@@ -16,7 +16,7 @@ from augury.cli.log_output import configure_logging
 from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
-from augury.cli.text_file import read_text
+from augury.cli.text_file import numbered_lines, read_text
 from augury.devices import Placement
 from augury.engine.receipts import SETTINGS, drafting_to_verify
 from augury.errors import AuguryError
@@ -47,7 +47,7 @@ def _run(args: argparse.Namespace) -> int:
     receipts = _receipts_in(args.file)
     n_equal, loaded = 0, tuple[Any, ...]()
     with ExitStack() as stack:
-        for i, receipt in enumerate(receipts, start=1):
+        for number, receipt in receipts.items():
             if (needed := (receipt.model, receipt.made_with, receipt.settings)) != loaded:
                 stack.close()
                 loaded = needed
@@ -57,19 +57,20 @@ def _run(args: argparse.Namespace) -> int:
             seconds = perf_counter() - start
             n_equal += found.is_equal
             if args.json:
-                print_json({"line": i, **attrs.asdict(found), "seconds": seconds})
+                print_json({"line": number, **attrs.asdict(found), "seconds": seconds})
             else:
                 told = "equal" if found.is_equal else f"not equal: {found.reason}"
-                print_lines([f"{args.file}:{i}: {told} ({found.n_equal} of {len(receipt.tokens)} tokens, {seconds:.2f} s)"])
+                extent = f"{found.n_equal} of {len(receipt.tokens)} tokens, {seconds:.2f} s"
+                print_lines([f"{args.file}:{number}: {told} ({extent})"])
     return 0 if n_equal == len(receipts) else AuguryError.exit_code
 
 
-def _receipts_in(path: Path) -> list[Receipt]:
-    lines = [line for line in read_text(path).split("\n") if line.strip()]
-    found = list[Receipt]()
-    for number, line in enumerate(lines, start=1):
+def _receipts_in(path: Path) -> dict[int, Receipt]:
+    """By the numbers of their lines."""
+    found = dict[int, Receipt]()
+    for number, line in numbered_lines(read_text(path)):
         try:
-            found.append(Receipt.from_json(json.loads(line)))
+            found[number] = Receipt.from_json(json.loads(line))
         except (ValueError, RecursionError):
             raise AuguryError(f"{path}:{number}: not JSON, expected a receipt in each line") from None
         except AuguryError as error:

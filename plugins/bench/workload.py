@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
-from augury.cli import Prompt, count, prompts_of_lines, read_prompts, read_text
+from augury.cli import Prompt, count, numbered_lines, prompts_of_lines, read_prompts, read_text
 from augury.errors import AuguryError, OptionError
 
 SPEC_BENCH = "spec-bench"
@@ -44,8 +44,7 @@ def read_spec_bench(path: str) -> list[Prompt]:
         text = read_text(path)
     except AuguryError as error:
         raise AuguryError(f"{error}; expected {_SOURCE}") from None
-    lines = enumerate(text.split("\n"), start=1)
-    return [prompt for number, line in lines if line.strip() for prompt in _prompts(line, f"{path}:{number}")]
+    return [prompt for number, line in numbered_lines(text) for prompt in _prompts(line, f"{path}:{number}")]
 
 
 def _prompts(line: str, where: str) -> list[Prompt]:

@@ -209,10 +209,10 @@ def test_the_command_checks_what_run_has_written(capsys, tmp_path):
     lines = file.read_text().splitlines()
     changed = json.loads(lines[1])
     changed["tokens"][2] += 1
-    file.write_text(f"{lines[0]}\n{json.dumps(changed)}\n")
+    file.write_text(f"{lines[0]}\n\n{json.dumps(changed)}\n")
     code, out, _ = run(capsys, "verify", file, "-t", 1, "--json")
     told = [json.loads(line) for line in out.splitlines()]
-    assert (code, [each["is_equal"] for each in told], told[1]["n_equal"]) == (1, [True, False], 2)
+    assert (code, [(each["line"], each["is_equal"]) for each in told], told[1]["n_equal"]) == (1, [(1, True), (3, False)], 2)
     for key, value, expected in (
         ("extra", 1, "with extra 1, not None"),
         ("placement", {"a": 1}, "expected devices and shares"),
@@ -221,7 +221,7 @@ def test_the_command_checks_what_run_has_written(capsys, tmp_path):
         file.write_text(json.dumps(changed))
         code, _, err = run(capsys, "verify", file, "-t", 1)
         assert (code, expected in err) == (1, True)
-    for text, expected in (("", "empty, expected"), ("{", "not JSON"), ("{}", "this is no receipt")):
+    for text, expected in (("", "empty, expected"), ("\n{", f"{file}:2: not JSON"), ("{}", "this is no receipt")):
         file.write_text(text)
         code, _, err = run(capsys, "verify", file)
         assert (code, expected in err) == (1, True)
