@@ -11,7 +11,8 @@ from support.more_toys import TINY_DFLASH, TINY_DSPARK, TINY_HEAD, registry_with
 from augury.files.gguf import ModelFile
 from augury.files.gguf_writer import gguf_file
 from augury.testing import toys
-from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
+from augury.testing.backend.checks import BACKEND_CHECKS
+from augury.testing.backend.subject import backend_subject
 from augury.testing.constraint import CONSTRAINT_CHECKS, constraint_subject
 from augury.testing.drafter.engines import WAYS, chained
 from augury.testing.drafter.rejection_checks import REJECTION_CHECKS

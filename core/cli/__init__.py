@@ -55,11 +55,7 @@ from augury.cli.report import (
     say as say,
 )
 from augury.cli.sampling_flags import add_sampling_flags as add_sampling_flags, request_params as request_params
-from augury.cli.text_file import (
-    check_writable as check_writable,
-    numbered_lines as numbered_lines,
-    read_text as read_text,
-)
+from augury.cli.text_file import check_writable as check_writable, numbered_lines as numbered_lines, read_text as read_text
 from augury.loader import plan_of as plan_of
 from augury.memory_limit import n_bytes_for_prompts as n_bytes_for_prompts
 

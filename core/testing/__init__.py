@@ -3,7 +3,7 @@
 There is a `check_...` for each kind of plugin. It raises a `ContractError` that says which contract was broken.
 `pytest --augury-drafter NAME` runs the checks of an installed drafter, each as a test. Needs the extra `augury[testing]`.
 
-Each kind has a module, or a package: `suite` holds its function, `checks` the parts of it, `contract` the promises that plugins
+Each kind has a module, or a package: `suite` or `checks` holds its function and its parts, `contract` the promises that plugins
 are held to. `drafter.driven` is the engine's loop by a script, `drafter.watched` the drafter in it, `drafter.engines` whole
 ones. `tiny_model` writes model files, `toy_model` stands in for a model, `toys` offers both to engines. `conformance` makes
 checks pytest's items.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from augury.testing.architecture import check_architecture as check_architecture
-    from augury.testing.backend.suite import check_backend as check_backend
+    from augury.testing.backend.checks import check_backend as check_backend
     from augury.testing.constraint import check_constraint as check_constraint
     from augury.testing.contract import ContractError as ContractError
     from augury.testing.drafter.suite import check_drafter as check_drafter
@@ -30,7 +30,7 @@ _HOMES = {
     "N_EMBD": "tiny_model",
     "ToyModel": "toy_model",
     "check_architecture": "architecture",
-    "check_backend": "backend.suite",
+    "check_backend": "backend.checks",
     "check_constraint": "constraint",
     "check_drafter": "drafter.suite",
     "check_memory_manager": "memory.suite",

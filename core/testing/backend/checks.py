@@ -1,10 +1,10 @@
-"""The checks of backends: a tiny model's logits against the reference backend's, and against themselves, to the bit."""
+"""`check_backend`, the conformance suite of backends: logits are the reference's, and always the same to the bit."""
 
 from __future__ import annotations
 
 import itertools
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -13,11 +13,12 @@ import numpy as np
 
 from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError
-from augury.interfaces import Model
+from augury.interfaces import Backend, Model
 from augury.passes import Pass
+from augury.registry import Registry
 from augury.testing.backend import contract
-from augury.testing.backend.subject import N_CTX, BackendSubject
-from augury.testing.contract import Check, Contract, hypothesis_settings
+from augury.testing.backend.subject import N_CTX, BackendSubject, backend_subject
+from augury.testing.contract import Check, Contract, hypothesis_settings, run_checks
 from augury.testing.tiny_model import N_VOCAB
 
 _WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_0")
@@ -358,3 +359,30 @@ BACKEND_CHECKS = (
     Check("refuses what does not exist", outside),
     Check("accounts for its memory", memory_table),
 )
+
+
+def check_backend(
+    backend: type[Backend] | str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    tolerance: float | None = None,
+    registry: Registry | None = None,
+    n_examples: int = 15,
+) -> None:
+    """Prove that a backend keeps its contracts, on a tiny model with weights of several types.
+
+    Args:
+        backend: A class, or the name of an installed one.
+        options: Values of its options by name.
+        tolerance: Mean squared error of its logits as a share of their mean square, at most; None for its own `tolerance`.
+        registry: Where everything is found; None for installed plugins.
+        n_examples: Random cuts of texts, and random trees, that are tried; fewer for a backend that takes minutes for them.
+
+    Raises:
+        ContractError: It breaks a contract; the message says which, how, and where it is documented.
+        UnsupportedError: It cannot run on this machine.
+        OptionError: The options do not fit it, or hypothesis is not installed.
+        PluginError: There is no such backend, or the class is none.
+    """
+    subject = backend_subject(backend, options, tolerance=tolerance, registry=registry, n_examples=n_examples)
+    run_checks(BACKEND_CHECKS, subject)

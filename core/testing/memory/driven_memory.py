@@ -1,4 +1,7 @@
-"""Drives a memory manager through the engine's `Context`, on models whose logits show every slip of memory."""
+"""Drives a memory manager through the engine's `Context`, on models whose logits show every slip of memory.
+
+The contracts are those of every memory manager; `augury.plugin.MemoryManager` says the same at its methods.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,33 @@ from augury.engine.context import EngineContext
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import MemoryManager
 from augury.testing.contract import Contract, ContractError
-from augury.testing.memory import contract
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
+
+OPEN = Contract(
+    "`open` gives a free slot to a request, the one that is named if one is, or None while all are taken.",
+    "augury.plugin.MemoryManager.open",
+)
+REUSE = Contract(
+    "Reused are tokens that begin the prompt, never all of it, and none of or by a request that forbids it.",
+    "augury.plugin.MemoryManager.open",
+)
+CAPACITY = Contract("What does not fit is a CapacityError and changes nothing.", "augury.plugin.MemoryManager.prepare")
+ROOM = Contract(
+    "`room` is what still fits after what a slot keeps, and `prepare` of as much works.", "augury.plugin.MemoryManager.room"
+)
+CHUNK = Contract("`chunk` takes some of a prompt's next tokens, 1 at least.", "augury.plugin.MemoryManager.chunk")
+RESERVATION = Contract("A pass starts at `mark`, with what is kept after that in `replay`.", "augury.plugin.Reservation")
+STATE = Contract(
+    "Whatever was accepted, undone, moved or reused, a slot holds the text of its request and nothing else.",
+    "augury.plugin.MemoryManager.commit",
+)
+TRUNCATE = Contract("`truncate` keeps at most what it is asked for, and says how much.", "augury.plugin.MemoryManager.truncate")
+SUITABLE = Contract(
+    "A memory manager suits some kind of state, and says of the others why not.", "augury.plugin.MemoryManager.suitable"
+)
+BYTES = Contract("`n_bytes` covers what the slots keep.", "augury.plugin.MemoryManager.n_bytes")
+ERROR = Contract("A memory manager raises CapacityErrors alone.", "augury.plugin.MemoryManager")
 
 
 @frozen(eq=False)
@@ -65,10 +92,10 @@ class DrivenMemory:
             if opened is None and len(self.texts) == n_slots:
                 return
             seen = f"{opened} with slots {sorted(self.texts)} of {n_slots} taken"
-            raise self._broken(contract.OPEN, seen)
+            raise self._broken(OPEN, seen)
         n_most = min(len(prompt) - 1, len(prompt) if n_known is None else n_known) if may_reuse else 0
         if not 0 <= opened.n_reused <= n_most:
-            raise self._broken(contract.REUSE, f"{opened.n_reused} of {len(prompt)} tokens")
+            raise self._broken(REUSE, f"{opened.n_reused} of {len(prompt)} tokens")
         self._go_on(opened.slot, list(prompt), opened.n_reused, chunk)
         self.texts[opened.slot] = [*prompt, 1]
 
@@ -109,7 +136,7 @@ class DrivenMemory:
         text = self.texts[slot][: (len(self.texts[slot]) + 1) // 2]
         n = self._call(f"truncate of slot {slot} to {len(text)}", self._context.truncate, slot, len(text))
         if not (isinstance(n, int) and 0 <= n <= len(text)):
-            raise self._broken(contract.TRUNCATE, f"{n} of {len(text)} tokens")
+            raise self._broken(TRUNCATE, f"{n} of {len(text)} tokens")
         self._go_on(slot, text, n, len(text))
         self.texts[slot] = [*text, 1]
 
@@ -147,7 +174,7 @@ class DrivenMemory:
             n_left = len(text) - start
             n = self._call(f"chunk of slot {slot}", self._memory.chunk, slot, min(chunk, n_left), n_left)
             if not (isinstance(n, int) and 1 <= n <= min(chunk, n_left)):
-                raise self._broken(contract.CHUNK, f"{n} of {min(chunk, n_left)} tokens")
+                raise self._broken(CHUNK, f"{n} of {min(chunk, n_left)} tokens")
             feed = self._feed(slot, text[:start], text[start : start + n])
             self._pass([feed])
             self._commit(feed)
@@ -157,10 +184,10 @@ class DrivenMemory:
         n_kept, spec = len(self.texts[slot]) - 1, self._context.spec
         room = int(self._call(f"room of slot {slot}", self._context.room, slot))
         if not 0 <= room <= spec.n_ctx - n_kept:
-            raise self._broken(contract.ROOM, f"{room} with {n_kept} of {spec.n_ctx} positions taken")
+            raise self._broken(ROOM, f"{room} with {n_kept} of {spec.n_ctx} positions taken")
         self._refused(f"prepare of {room + 1}", lambda: self._memory.prepare(slot, room + 1, 0))
         if self._memory.n_bytes < (needed := n_kept * spec.n_bytes_per_position + spec.n_bytes_per_sequence):
-            raise self._broken(contract.BYTES, f"{self._memory.n_bytes} bytes for {n_kept} tokens that take {needed}")
+            raise self._broken(BYTES, f"{self._memory.n_bytes} bytes for {n_kept} tokens that take {needed}")
         return room
 
     def _feed(self, slot: int, kept: list[int], tokens: list[int], draft: Draft | None = None) -> SlotInput:
@@ -169,7 +196,7 @@ class DrivenMemory:
         feed = self._call(event, self._context.prepare, slot, np.array(tokens, np.int32), len(tokens) + k, draft)
         reservation = feed.reservation
         if not 0 <= reservation.mark <= len(kept) or list(reservation.replay) != kept[reservation.mark :]:
-            raise self._broken(contract.RESERVATION, f"{reservation} where {kept} is kept")
+            raise self._broken(RESERVATION, f"{reservation} where {kept} is kept")
         self._kept[slot] = kept
         return feed
 
@@ -179,7 +206,7 @@ class DrivenMemory:
         try:
             rows = self._context.forward(feeds).rows()
         except (AuguryError, LookupError) as error:  # the model has nothing where it is told that something is
-            raise self._broken(contract.STATE, str(error)) from error
+            raise self._broken(STATE, str(error)) from error
         self._compare(rows, [text for feed in feeds for text in self._texts_of(feed)])
 
     def _texts_of(self, feed: SlotInput) -> list[list[int]]:
@@ -196,7 +223,7 @@ class DrivenMemory:
     def _compare(self, rows: np.ndarray, texts: list[list[int]]) -> None:
         for row, text in zip(rows, texts, strict=True):
             if not np.array_equal(row, self._logits(tuple(text))):
-                raise self._broken(contract.STATE, f"other states than those of {text}")
+                raise self._broken(STATE, f"other states than those of {text}")
 
     def _commit(self, feed: SlotInput, path: Sequence[int] = ()) -> None:
         event = f"commit of {feed.tokens.tolist()} and {list(path)} of the draft to slot {feed.slot}"
@@ -209,15 +236,15 @@ class DrivenMemory:
         except CapacityError:
             return
         except Exception as error:
-            raise self._broken(contract.ERROR, f"{type(error).__name__}: {error}") from error
-        raise self._broken(contract.CAPACITY, f"{result}")
+            raise self._broken(ERROR, f"{type(error).__name__}: {error}") from error
+        raise self._broken(CAPACITY, f"{result}")
 
     def _call(self, event: str, call: Callable[..., Any], *args: Any) -> Any:
         self._journal.append(event)
         try:
             return call(*args)
         except Exception as error:
-            raise self._broken(contract.ERROR, f"{type(error).__name__}: {error}") from error
+            raise self._broken(ERROR, f"{type(error).__name__}: {error}") from error
 
     def _broken(self, promise: Contract, seen: str) -> ContractError:
         return promise.broken(self._name, f"{seen}, after: {'; '.join(self._journal)}")

@@ -13,8 +13,7 @@ from augury.interfaces import MemoryManager
 from augury.options import build
 from augury.registry import Registry
 from augury.testing.contract import Check, hypothesis_settings, require_hypothesis, run_checks
-from augury.testing.memory import contract
-from augury.testing.memory.driven_memory import DrivenMemory, Guess
+from augury.testing.memory.driven_memory import SUITABLE, DrivenMemory, Guess
 from augury.testing.toy_model import ToyModel, ToyRecurrentModel
 from augury.testing.toys import registry_with_toys
 from augury.types import Draft
@@ -45,7 +44,7 @@ class MemorySubject:
         """The states of models that it suits."""
         reasons = {kind: self.manager.suitable(model().state_spec) for kind, model in _MODELS.items()}
         if None not in reasons.values() or not all(reason is None or isinstance(reason, str) for reason in reasons.values()):
-            raise contract.SUITABLE.broken(self.manager.name, f"{reasons}")
+            raise SUITABLE.broken(self.manager.name, f"{reasons}")
         return [kind for kind, reason in reasons.items() if reason is None]
 
     def driven(self, n_slots: int, kind: str) -> DrivenMemory:

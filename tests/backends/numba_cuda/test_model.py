@@ -25,7 +25,8 @@ from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
 from augury.testing.backend import checks
-from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
+from augury.testing.backend.checks import BACKEND_CHECKS
+from augury.testing.backend.subject import backend_subject
 from augury.testing.tiny_model import N_VOCAB, write_tiny_model
 from augury.types import ModelOptions
 

@@ -13,7 +13,8 @@ from augury.errors import ModelFileError, PluginError, UnsupportedError
 from augury.interfaces import Backend, Model
 from augury.passes import ArrayPass
 from augury.testing import ContractError, check_backend
-from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
+from augury.testing.backend.checks import BACKEND_CHECKS
+from augury.testing.backend.subject import backend_subject
 from augury.types import ModelOptions
 
 
