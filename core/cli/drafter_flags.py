@@ -175,7 +175,11 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
             keep_as=_DEST,
             dest=argparse.SUPPRESS,
         )
-    for (key, option), flags in _grouped(owners).items():
+    groups: dict[tuple[Targets, Option], list[str]] = {}  # flags that mean the same option of the same drafters are one entry
+    for flag, found in owners.items():
+        targets = tuple((name, option.name) for name, option in found)
+        groups.setdefault((targets, found[0][1]), []).append(flag)
+    for (key, option), flags in groups.items():
         add_option_flag(group, flags, option, key, _DEST, is_shown=any(name in in_use for name, _ in key))
 
 
@@ -306,15 +310,6 @@ def _rates(text: str) -> tuple[float, ...]:
         return tuple(float(each) for each in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError("probabilities separated by commas, such as 0.9,0.8") from None
-
-
-def _grouped(owners: dict[str, list[tuple[str, Option]]]) -> dict[tuple[Targets, Option], list[str]]:
-    """Group flags that mean the same option of the same drafters into one entry of the help."""
-    groups: dict[tuple[Targets, Option], list[str]] = {}
-    for flag, found in owners.items():
-        key = tuple((name, option.name) for name, option in found)
-        groups.setdefault((key, found[0][1]), []).append(flag)
-    return groups
 
 
 def _spec_types(argv: Sequence[str], registry: Registry) -> list[str]:

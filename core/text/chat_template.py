@@ -169,7 +169,7 @@ class ChatTemplate:
         except Refusal as error:
             raise OptionError(f"the model's chat template refuses these messages: {error}") from error
         except Failure as error:
-            if self._can_write():
+            if self._answered([{"role": "user", "content": "?"}], None) is not None:
                 message = "a plain question works, so check messages, tools and chat_template_kwargs"
                 raise OptionError(f"the model's chat template {error}; {message}") from error
             raise ModelFileError(f"{_KEY} {error}; {_ADVICE}") from error
@@ -211,14 +211,6 @@ class ChatTemplate:
                 if found is None or found[1] in self._missed or found[1] not in _MISSED:
                     raise
                 self._missed.append(found[1])
-
-    def _can_write(self) -> bool:
-        """Whether the template works at all."""
-        try:
-            self._rendered([{"role": "user", "content": "?"}], {}, add_generation_prompt=True)
-        except (Failure, Refusal):
-            return False
-        return True
 
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, kwargs: Any = None, **options: Any

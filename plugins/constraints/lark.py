@@ -48,7 +48,8 @@ def to_lark(rules: Mapping[str, Node]) -> str:
     loops = Loops(rules)
     prepared = {name: loops.prepared(node) for name, node in rules.items()}
     names = {name: f"r{i}" for i, name in enumerate(rules)}
-    lines = _lines(names, prepared, _lonely(prepared))
+    is_small = sum(map(size, prepared.values())) <= _N_NODES  # in others it takes too long to find repeated characters
+    lines = _lines(names, prepared, _Positions(prepared).lonely() if is_small else set())
     do_end = len(least(rules, has_end)) == len(rules)
     return lines if do_end else f"{NO_FORCING}\n{lines}"  # the library would force endless text on and on
 
@@ -92,11 +93,6 @@ def _until_full(parts: Iterable[Node], empty: set[str]) -> Iterator[Node]:
         yield part
         if not is_empty(part, empty):
             return
-
-
-def _lonely(rules: Mapping[str, Node]) -> set[Characters]:
-    """The repeated characters that one terminal may take; none of a large grammar, for which finding them takes too long."""
-    return _Positions(rules).lonely() if sum(map(size, rules.values())) <= _N_NODES else set()
 
 
 @define
@@ -243,11 +239,8 @@ class _Writer:
         (low, high), *more = node.ranges
         if not more and low == high and 0x20 <= low < 0x7F and not node.repeats:
             return json.dumps(chr(low))
-        return f"/[{''.join(map(_range, node.ranges))}]{'+' if node in self.lonely else ''}/"
-
-
-def _range(ends: tuple[int, int]) -> str:
-    return f"\\x{{{ends[0]:X}}}-\\x{{{ends[1]:X}}}"
+        ranges = "".join(f"\\x{{{first:X}}}-\\x{{{last:X}}}" for first, last in node.ranges)
+        return f"/[{ranges}]{'+' if node in self.lonely else ''}/"
 
 
 def _do_overlap(one: Ranges, other: Ranges) -> bool:

@@ -89,7 +89,7 @@ class HuggingFaceSource(Source):
             if n_bytes is None and (local := _cached(repo, quant)):
                 return local
             raise ModelFileError(f"{reference}: {_trouble(error, n_bytes)}") from error
-        return _path_of(paths[0])
+        return paths[0].parent if paths[0].name == SETTINGS else paths[0]  # a head is its folder
 
     @classmethod
     def stored(cls, folder: Path) -> Iterator[StoredModel]:  # noqa: ARG003 - as in `find`
@@ -196,11 +196,6 @@ def _cached(repo: str, quant: str | None) -> Path | None:
         pass
     names = head_of([path.name for path in snapshot.iterdir() if path.is_file()]) if quant is None else []
     return snapshot if names and _is_head(snapshot / SETTINGS) else None
-
-
-def _path_of(first: Path) -> Path:
-    """What stands for a model whose first file this is: a head's folder."""
-    return first.parent if first.name == SETTINGS else first
 
 
 def _is_head(settings: Path) -> bool:
