@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from augury.cli import chat, evaluate, inspect, models, perplexity, plugins, run, verify
+from augury.cli import chat, evaluate, inspect, models, plugins, run, verify
 from augury.cli.parser import Parser
 from augury.errors import AuguryError
 from augury.log import LINE
@@ -33,8 +33,10 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"augury {metadata.version('augury')}")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for command in (run, chat, perplexity, evaluate, verify):
-        command.add_parser(subparsers, registry, argv)
+    run.add_parser(subparsers, registry, argv)
+    chat.add_parser(subparsers, registry, argv)
+    evaluate.add_parsers(subparsers, registry, argv)
+    verify.add_parser(subparsers, registry, argv)
     plugins.add_parser(subparsers, registry)
     models.add_parsers(subparsers, registry)
     inspect.add_parser(subparsers, registry)
