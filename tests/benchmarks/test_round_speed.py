@@ -19,7 +19,6 @@ from augury.testing.toy_model import ToyModel
 pytestmark = pytest.mark.bench
 
 V, N_TOKENS, N_CTX, N_MAX = 512, 300, 1024, 16
-JUMPS = 0.25  # share of the places whose token does not follow from the one before
 TIMES = [PassTime(n, 0, seconds) for n, seconds in ((1, 0.02), (4, 0.0205), (8, 0.022), (16, 0.03), (32, 0.06), (64, 0.12))]
 
 
@@ -46,9 +45,9 @@ class TableModel(ToyModel):
     seconds = 0.0  # of all passes
 
     @classmethod
-    def begin(cls):
-        """Another text."""
-        cls.jumps = np.where(cls.rng.random(N_CTX) < JUMPS, cls.rng.integers(0, V, N_CTX), -1).astype(np.int32)
+    def begin(cls, share):
+        """Another text, in which the token at a share of the places does not follow from the one before."""
+        cls.jumps = np.where(cls.rng.random(N_CTX) < share, cls.rng.integers(0, V, N_CTX), -1).astype(np.int32)
 
     def forward(self, batch):
         start = thread_time()
@@ -65,7 +64,8 @@ def made(kind, options, shared):
 
 
 @pytest.mark.parametrize("n_slots", [1, 4])
-def test_a_round_of_auto(benchmark, monkeypatch, n_slots):
+@pytest.mark.parametrize(("jumps", "speed"), [(0.25, 1), (1.0, 8)], ids=["drafting", "resting"])
+def test_a_round_of_auto(benchmark, monkeypatch, n_slots, jumps, speed):
     seconds, run = [], Loop.round
 
     def timed(loop):
@@ -82,13 +82,14 @@ def test_a_round_of_auto(benchmark, monkeypatch, n_slots):
             super().observe_round(rounds, depth, n_others, known.seconds(n, depth))
 
     drafters = [made(Suffix, SuffixOptions(), {}), made(Recycle, RecycleOptions(), {})]
-    known, costs = (PassCosts(TIMES, n_slots * (N_MAX + 1)) for _ in range(2))
+    times = [PassTime(each.n, 0, each.seconds / speed) for each in TIMES]
+    known, costs = (PassCosts(times, n_slots * (N_MAX + 1)) for _ in range(2))
     planner = Planner(costs, [DrafterProfile.of(make(TableModel(n_vocab=V))) for make in drafters])
     how = {"drafter": drafters, "planner": planner, "n_max": N_MAX, "slots": n_slots}
     with toy_engine(target=TableModel, n_vocab=V, n_ctx=N_CTX, **how) as engine:
 
         def texts():
-            TableModel.begin()
+            TableModel.begin(jumps)
             running = [engine.submit([1, 2, 3 + i], max_tokens=N_TOKENS, temperature=0.0) for i in range(n_slots)]
             return [each.result().stats for each in running]
 
