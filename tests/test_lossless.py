@@ -246,6 +246,7 @@ def test_three_thousand_tokens_with_every_drafter_in_turn_are_those_of_plain_dec
     assert accepted >= {None, "draft-model", "ngram-map-k", "ngram-mod", "recycle", "suffix"}
 
 
+@pytest.mark.sample(4)  # what it tells of the tiny models seldom changes
 @pytest.mark.parametrize("drafter", [*HEADS, *MTP])
 def test_a_head_is_right_in_half_of_the_cases(drafter):
     """What is accepted is tested as much as what is rejected, where tokens are drawn as well, and at all depths."""
