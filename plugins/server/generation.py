@@ -34,32 +34,28 @@ Until = Callable[[int, Token], int | None]
 """Whether an answer, named by its number, ends with a token of it: how long that token's text is then, or None."""
 
 
+async def do_nothing() -> None:
+    """Do nothing before `Generation.pieces` waits, which is the default."""
+
+
+@attrs.define(eq=False, repr=False)
 class Generation:
-    """The answers to one request. When it is garbage-collected, they are cancelled.
+    """The answers to one request. When it is garbage-collected, they are cancelled."""
 
-    Attributes:
-        before_wait: Awaited by `pieces` whenever there is none to give yet.
-    """
+    _server: Server
+    _runnings: Sequence[Running]
+    _found: asyncio.Queue[Any] | None  # where prompts report; None: they do not
+    _collection: Collection | None  # keeps whole answers; None: they are not kept
+    _states: Mapping[int, hidden_states.HiddenStates]  # by answer, where they are kept as well
+    before_wait: Callable[[], Awaitable[None]] = do_nothing  # awaited by `pieces` whenever there is none to give yet
+    _deadline: float = attrs.field(init=False)
+    _is_expired: bool = False
+    _loop: asyncio.AbstractEventLoop = attrs.field(factory=asyncio.get_running_loop)
+    _read: dict[int, list[Token]] = attrs.field(factory=partial(defaultdict, list))  # by answer, where tokens may end it
+    _ended: set[int] = attrs.field(factory=set)  # answers that a token ended
 
-    def __init__(
-        self,
-        server: Server,
-        runnings: Sequence[Running],
-        found: asyncio.Queue[Any] | None,
-        collection: Collection | None,
-        states: Mapping[int, hidden_states.HiddenStates],
-    ) -> None:
-        self.before_wait: Callable[[], Awaitable[None]] = do_nothing
-        self._runnings = runnings
-        self._server, self._timeout_s = server, server.options.timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + self._timeout_s
-        self._is_expired = False
-        self._found = found  # where prompts report; None: they do not
-        self._collection = collection  # keeps whole answers; None: they are not kept
-        self._states = states  # by answer, where they are kept as well
-        self._read = defaultdict[int, list[Token]](list)  # by answer, where tokens may end it
-        self._ended: set[int] = set()  # answers that a token ended
+    def __attrs_post_init__(self) -> None:
+        self._deadline = self._loop.time() + self._server.options.timeout_s
 
     @classmethod
     async def begin(cls, server: Server, asked: Sequence[Mapping[str, Any]], *, has_progress: bool = False) -> Generation:
@@ -180,7 +176,7 @@ class Generation:
             tokens = tuple(token.token for token in pieces)
             result = attrs.evolve(result, pieces=pieces, tokens=tokens, text=text, finish_reason="cancelled")
         elif self._is_expired and result.finish_reason == "cancelled":
-            raise _too_long(self._timeout_s)
+            raise _too_long(self._server.options.timeout_s)
         elif result.finish_reason == "cancelled":
             raise RequestError(503, "the server ends, and with it the answer")  # or the client has gone, and nobody reads this
         if self._server.metrics is not None:
@@ -189,10 +185,6 @@ class Generation:
             whole = [*(result.prompt or ()), *result.tokens]
             self._loop.run_in_executor(None, self._collection.add, whole, self._states.get(i))
         return result
-
-
-async def do_nothing() -> None:
-    """Do nothing before `Generation.pieces` waits, which is the default."""
 
 
 async def disconnect(http: Request) -> None:
