@@ -1,12 +1,11 @@
 """`augury inspect`, called as the command line calls it."""
 
-import argparse
 import json
 
 import numpy as np
 import pytest
 
-from augury.cli import inspect
+from augury.cli import Parser, inspect
 from augury.errors import ModelFileError
 from augury.files import models
 from augury.files.gguf_writer import gguf_file
@@ -32,7 +31,7 @@ def model(tmp_path):
 
 
 def run(*words):
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     inspect.add_parser(parser.add_subparsers(), Registry.discover())
     args = parser.parse_args(["inspect", *map(str, words)])
     return args.run(args)

@@ -131,16 +131,17 @@ def test_drafters_draft_on_after_a_restart(backend, drafter):
     assert (found.tokens, found.stats.accepted_by_position) == (plain.tokens, plain.stats.accepted_by_position)
 
 
-@pytest.mark.parametrize("name", ["eagle3-llama", "dflash-qwen3"])
+# a hidden state that a head takes with the token after it waits for that token at the end of a text, in its slot alone
+@pytest.mark.parametrize(("name", "n_waiting"), [("eagle3-llama", 1), ("dflash-qwen3", 0)])
 @pytest.mark.parametrize("way", ["memory", "disk", "a slot's file"])
-def test_a_head_drafts_as_if_its_slot_had_gone_on(name, way, tmp_path):
+def test_a_head_drafts_as_if_its_slot_had_gone_on(name, n_waiting, way, tmp_path):
     kept = {"memory": {"cache_disk": 0}, "disk": {}, "a slot's file": {"cache_ram": 0}}[way]
     how = {"backend": "reference", "model": tiny_model(target_of(name)), "draft_model": draft_file(name)}
     how |= {"spec_type": f"draft-{name.split('-')[0]}", "spec_fixed": True}
 
     def going_on(engine):
         result = engine.generate([*text, 7], max_tokens=12, **HOW)
-        return result.tokens, result.stats.n_reused, result.stats.n_drafted, result.stats.accepted_by_position
+        return result.stats.n_reused, (result.tokens, result.stats.n_drafted, result.stats.accepted_by_position)
 
     with load(**how | kept) as engine:
         text = [*PROMPT, *engine.generate(PROMPT, max_tokens=9, **HOW).tokens]
@@ -155,9 +156,9 @@ def test_a_head_drafts_as_if_its_slot_had_gone_on(name, way, tmp_path):
             found = going_on(engine)
     with load(**how | {"cache_ram": 0}) as engine:
         answer(engine, PROMPT, 9)
-        assert going_on(engine) == found
-    assert found[1] >= len(text) - 2
-    assert found[2] > 0
+        assert going_on(engine) == (found[0] + n_waiting, found[1])
+    assert found[0] >= len(text) - 2
+    assert found[1][1] > 0
 
 
 @pytest.mark.parametrize("name", ["eagle3-llama", "dflash-qwen3"])

@@ -5,7 +5,6 @@ What that drafts is llama.cpp's (`tests/data/drafts`), so names, order and norms
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import numpy as np
@@ -15,7 +14,7 @@ from oracles.published_heads import as_bfloat16 as bf16, write
 from support.head_rig import REGISTRY, Told
 
 from augury import Engine
-from augury.cli import inspect
+from augury.cli import Parser, inspect
 from augury.errors import AuguryError
 from augury.files.gguf import ModelFile
 from augury.files.models import open_model
@@ -142,7 +141,7 @@ def test_an_engine_drafts_with_a_model_s_folder(tmp_path, capsys):
         texts.append(result.tokens)
         assert (result.stats.n_drafted > 0) is (draft_model is not None)
     assert texts[0] == texts[1]
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     inspect.add_parser(parser.add_subparsers(), REGISTRY)
     args = parser.parse_args(["inspect", str(folder)])
     assert args.run(args) == 0
