@@ -1,5 +1,7 @@
 """Flags that are declared as their help shows them."""
 
+import re
+
 import pytest
 
 from augury.cli.parser import Parser, count
@@ -38,5 +40,5 @@ def test_a_value_is_converted_and_its_error_names_the_flag(parser):
 
 
 def test_help_shows_the_declaration(parser):
-    text = " ".join(parser.format_help().split())
-    assert "leaves: -n N, --n-cups N cups (default: 2) -l NAME, --leaf NAME a leaf; repeats" in text
+    text = re.sub(r"(-\w) [A-Z]+, ", r"\1, ", " ".join(parser.format_help().split()))  # Python before 3.13 names a value twice
+    assert "leaves: -n, --n-cups N cups (default: 2) -l, --leaf NAME a leaf; repeats" in text
