@@ -168,7 +168,10 @@ class Drafting:
     # Before a pass
 
     def rest(self, sequences: Sequence[DraftedSequence]) -> bool:
-        """Whether nobody is asked for any of these sequences in this round: then it is plain decoding's, with no `propose`."""
+        """Let the drafters of all these sequences rest in this round, unless some are to be asked; says whether they do.
+
+        Then the round is plain decoding's: nothing is proposed or settled, and drafters hear of it when they wake.
+        """
         of = [self._drafters[each.slot] for each in sequences]
         if [each for each in of if not each.n_resting]:
             return False
