@@ -404,7 +404,9 @@ def test_drafters_that_give_nothing_rest_and_are_told_of_the_rounds_since_then_t
 def texts_of(engine, n_slots):
     """The tokens of answers of fifty tokens each in all slots of an engine, which is closed."""
     with engine:
+        gate = Gate(engine)
         answers = [engine.submit([token], max_tokens=50, **GREEDY) for token in range(1, 1 + n_slots)]
+        gate.open()
         return [answer.result().tokens for answer in answers]
 
 
