@@ -94,12 +94,12 @@ def named_template(name: str) -> str:
             "without either the model's own is used"
         )
     found, content = known[name], "{{ message.content }}"
-    of = {role: found.get(role, found.get("turn")) for role in ("system", "assistant", "user")}
+    of = {role: found.get(role, found.get("turn", found.get("user"))) for role in ("system", "assistant", "tool", "user")}
     begin = "{% if not begun.yes %}" + found.get("begin", "") + "{% endif %}{% set begun.yes = message.role != 'assistant' %}"
+    tests = (f"if message.role == '{role}' %}}{of[role]}{{% el" for role in ("system", "assistant", "tool"))
     text = (
-        "{% set begun = namespace(yes=false) %}{% for message in messages %}" + begin + "{% if message.role == 'system' %}"
-        f"{of['system']}{{% elif message.role == 'assistant' %}}{of['assistant']}{{% else %}}{of['user']}{{% endif %}}"
-        f"{{% endfor %}}{{% if add_generation_prompt %}}{found.get('opening', '')}{{% endif %}}"
+        f"{{% set begun = namespace(yes=false) %}}{{% for message in messages %}}{begin}{{% {''.join(tests)}se %}}{of['user']}"
+        f"{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}{found.get('opening', '')}{{% endif %}}"
     )
     trimmed = content.replace(" }}", " | trim }}")
     return text.replace("{}", content).replace("{trimmed}", trimmed).replace("{role}", "{{ message.role }}")

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support.commands import here, run
 
@@ -17,19 +18,9 @@ from augury.errors import OptionError
 from augury.text.chat_template import ChatTemplate
 
 TURNS = (("user", "How?"), ("assistant", " So. "), ("user", "Why?"))
-NAMED = {
-    "chatml": "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\n So. <|im_end|>\n"
-    "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
-    "llama3": "<|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHow?"
-    "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nSo.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
-    "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    "gemma": "<start_of_turn>user\ns\n\nHow?<end_of_turn>\n<start_of_turn>model\nSo.<end_of_turn>\n"
-    "<start_of_turn>user\nWhy?<end_of_turn>\n<start_of_turn>model\n",
-    "llama2-sys-bos": "[INST] <<SYS>>\ns\n<</SYS>>\n\nHow? [/INST] So. </s><s>[INST] Why? [/INST]",
-    "mistral-v1": " [INST] s\n\nHow? [/INST]  So. </s> [INST] Why? [/INST]",
-    "mistral-v3": "[INST] s\n\nHow?[/INST] So.</s>[INST] Why?[/INST]",
-    "mistral-v7": "[SYSTEM_PROMPT] s[/SYSTEM_PROMPT][INST] How?[/INST]  So. </s>[INST] Why?[/INST]",
-}
+# by llama.cpp's llm_chat_apply_template, with the system prompt "s" and without; yandex, of which it drops the system prompt,
+# with that before the question
+NAMED = json.loads((Path(__file__).parents[2] / "data/templates/named.json").read_text(encoding="utf-8"))
 TEMPLATE = "{% for m in messages %}[{{ m.role }} {{ m.content }}]{% endfor %}"
 
 
@@ -73,28 +64,42 @@ def test_a_chat_template_of_an_unknown_name_is_refused(capsys):
         assert (code, "is 'chatxl', expected Jinja or one of chatml, phi3, " in err) == (2, True)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", ["chatml", "gemma"])
 def test_a_chat_template_may_be_a_name(name):
     template = ChatTemplate(template_of(argparse.Namespace(chat_template=name, chat_template_file=None)))
     messages = [{"role": role, "content": text} for role, text in (("system", "s"), *TURNS)]
     try:
-        assert template.render(messages) == NAMED[name]
+        assert template.render(messages) == NAMED[name][0]
         assert template.render([*messages[:2], {"role": "assistant", "content": "Wh"}]).endswith("Wh")
     finally:
         template.close()
 
 
-def test_every_named_chat_template_writes_all_turns_and_opens_the_answer():
+def test_named_chat_templates_write_what_llama_cpp_writes():
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as transformers has it
-    for name in tomllib.loads((Path(cli.__file__).parent / "chat_templates.toml").read_text(encoding="utf-8")):
+    sandbox.globals["raise_exception"] = lambda text: (_ for _ in ()).throw(TemplateError(text))
+    turns = [{"role": role, "content": text} for role, text in TURNS]
+    known = tomllib.loads((Path(cli.__file__).parent / "chat_templates.toml").read_text(encoding="utf-8"))
+    assert known.keys() == NAMED.keys()
+    for name, (with_system_prompt, without) in NAMED.items():
         template = sandbox.from_string(named_template(name))
-        messages = [{"role": role, "content": text} for role, text in TURNS]
-        text = template.render(messages=messages, add_generation_prompt=True, eos_token="</s>")
-        before, opening, rest = text.partition("How?")[2].partition("Why?")
-        assert "So." in before, name
-        question = template.render(messages=messages[:1], add_generation_prompt=True, eos_token="</s>").partition("How?")[2]
-        assert opening + rest == "Why?" + question, name
-        assert not any(mark in text for mark in ("{", "}", "None")), name
+        told = {"add_generation_prompt": True, "eos_token": "<|endoftext|>"}
+        assert template.render(messages=turns, **told) == without, name
+        try:
+            text = template.render(messages=[{"role": "system", "content": "s"}, *turns], **told)
+        except TemplateError:  # as `TemplateHabits` does
+            text = template.render(messages=[{"role": "user", "content": "s\n\nHow?"}, *turns[1:]], **told)
+        assert text == with_system_prompt, name
+
+
+def test_named_chat_templates_write_answers_of_tools():
+    sandbox = ImmutableSandboxedEnvironment()
+    for name, text in (
+        ("kimi-k2", "tool<|im_middle|>9<|im_end|>"),
+        ("exaone4", "[|tool|]9[|endofturn|]"),
+        ("vicuna", "USER: 9"),
+    ):
+        assert text in sandbox.from_string(named_template(name)).render(messages=[{"role": "tool", "content": "9"}]), name
 
 
 def test_a_chat_template_that_is_broken_is_told_before_the_model_is_loaded(capsys, tmp_path):
