@@ -98,14 +98,13 @@ def make_app(models: Models) -> FastAPI:
     app.add_exception_handler(Exception, _on_fault)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=options.max_body_bytes)
     app.add_middleware(_Gate, options=options)
-    if origins := options.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=[origin for origin in origins if origin != "localhost"],
-            allow_origin_regex=_LOCAL if "localhost" in origins else None,
-            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
-            allow_headers=["*"],
-        )
+    app.add_middleware(  # it also answers a preflight, which never has a key, where no page is welcome
+        CORSMiddleware,
+        allow_origins=[origin for origin in options.cors_origins if origin != "localhost"],
+        allow_origin_regex=_LOCAL if "localhost" in options.cors_origins else None,
+        allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+        allow_headers=["*"],
+    )
     return app
 
 

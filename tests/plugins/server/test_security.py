@@ -117,6 +117,20 @@ def test_a_named_page_may_use_every_route():
     assert {"GET", "POST", "DELETE"} <= {method for method, _ in routes}
 
 
+@pytest.mark.parametrize("origins", [(), ("https://page.example",)])
+def test_a_preflight_of_a_page_that_is_not_named_is_refused_for_that_and_not_for_its_key(origins):
+    client = in_process(ServerOptions(cors_origins=origins, api_keys=("one",)))
+
+    async def ask():
+        async with client:
+            headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+            return await client.options("/v1/chat/completions", headers=headers)
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.text) == (400, "Disallowed CORS origin")
+    assert "Access-Control-Allow-Origin" not in answer.headers
+
+
 def test_every_origin_may_ask_without_credentials():
     client = in_process(ServerOptions(cors_origins=("*",)))
 
