@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from oracles.models import tiny_model
@@ -184,17 +183,34 @@ def test_an_engine_that_ends_ends_the_run_and_fails_no_line(tmp_path):
             asyncio.run(Answers(engine, {}).answer(next(iter(read_lines(source)))))
 
 
+ENDS_AFTER_ROWS = """
+import os, sys
+from augury.__main__ import main
+from augury.plugins.server.batch.rows import RowFile
+
+add, (number, n) = RowFile.add, map(int, sys.argv[1:3])
+del sys.argv[1:3]
+
+
+def add_and_end(rows, *row):
+    add(rows, *row)
+    if len(rows.ids) == n:
+        os.kill(os.getpid(), number)
+
+
+RowFile.add = add_and_end
+sys.exit(main())
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_killed_is_gone_on_with(capsys, tmp_path, number):
     lines = [{"id": i, "tokens": [i + 1], "max_tokens": 40} for i in range(12)]
     source, out, right = written(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl", tmp_path / "right.jsonl"
-    with subprocess.Popen([sys.executable, "-m", "augury", "batch", source, out, *FLAGS], stderr=subprocess.DEVNULL) as killed:
-        while not (out.exists() and out.stat().st_size):
-            assert killed.poll() is None
-            time.sleep(0.005)
-        killed.send_signal(number)
-    assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGINT)
-    assert len(rows_of(out)) < 12 if number == signal.SIGINT else True
+    words = [sys.executable, "-c", ENDS_AFTER_ROWS, str(int(number)), "3", "batch", source, out, *FLAGS]
+    killed = subprocess.run(words, stderr=subprocess.DEVNULL, check=False)
+    assert killed.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 128 + signal.SIGINT}[number]
+    assert len(rows_of(out)) == 3 if number == signal.SIGKILL else 3 <= len(rows_of(out)) < 12
     assert run(capsys, "batch", source, out, *FLAGS)[0] == 0
     assert run(capsys, "batch", source, right, *FLAGS)[0] == 0
     found = rows_of(out)
