@@ -1,51 +1,58 @@
 """Kernels of your own for the CPU: emitters of operations, and the primitives that kernels are written in."""
 
+from augury.backends.numba_cpu.kernels.activation import (
+    exponential as exponential,
+    sigmoid as sigmoid,
+    silu as silu,
+)
 from augury.backends.numba_cpu.kernels.compiler import (
     USELESS as USELESS,
     HelperCompiler as HelperCompiler,
     KernelCompiler as KernelCompiler,
     no_collection as no_collection,
 )
-from augury.backends.numba_cpu.kernels.extension import (
-    CachedRows as CachedRows,
-    Record as Record,
-    StridedRows as StridedRows,
+from augury.backends.numba_cpu.kernels.jit import helper as helper, package_kernel
+from augury.backends.numba_cpu.kernels.machine import (
+    invoke as invoke,
+    load_part as load_part,
+    part_of as part_of,
+    store_part as store_part,
+)
+from augury.backends.numba_cpu.kernels.norm import mean_of as mean_of, normalise as normalise
+from augury.backends.numba_cpu.kernels.simd import (
     add as add,
-    cached_row as cached_row,
-    cell_of as cell_of,
     div as div,
-    exponential as exponential,
     fma as fma,
     get_f32 as get_f32,
     get_i64 as get_i64,
-    helper as helper,
-    invoke as invoke,
-    kernel as kernel,
     load_f32 as load_f32,
-    load_part as load_part,
     maximum as maximum,
-    mean_of as mean_of,
     mul as mul,
-    nested as nested,
-    normalise as normalise,
-    own as own,
-    part_of as part_of,
-    pointer_to as pointer_to,
     put_f32 as put_f32,
     put_i64 as put_i64,
     repeat_f32 as repeat_f32,
-    row_of as row_of,
-    scratch_of as scratch_of,
-    share as share,
-    sigmoid as sigmoid,
-    silu as silu,
     splat_f32 as splat_f32,
     store_f32 as store_f32,
-    store_part as store_part,
-    struct as struct,
     sub as sub,
     sum_lanes as sum_lanes,
     zero_f32 as zero_f32,
+)
+from augury.backends.numba_cpu.kernels.step import scratch_of as scratch_of, share as share
+from augury.backends.numba_cpu.kernels.store import (
+    CachedRows as CachedRows,
+    cached_row as cached_row,
+    cell_of as cell_of,
+)
+from augury.backends.numba_cpu.kernels.struct import (
+    nested as nested,
+    pointer_to as pointer_to,
+    struct as struct,
+)
+from augury.backends.numba_cpu.kernels.team import (
+    Record as Record,
+    StridedRows as StridedRows,
+    own as own,
+    row_of as row_of,
 )
 from augury.backends.numba_cpu.operations import (
     EMITTERS as EMITTERS,
@@ -57,3 +64,5 @@ from augury.backends.numba_cpu.operations import (
     row_bytes as row_bytes,
     table as table,
 )
+
+kernel = package_kernel

@@ -1,36 +1,42 @@
 """Kernels of your own for NVIDIA GPUs: emitters of operations, and the primitives that kernels are written in."""
 
-from augury.backends.numba_cuda.kernels.extension import (
-    BIASED as BIASED,
+from augury.backends.numba_cuda.kernels.activation import sigmoid as sigmoid
+from augury.backends.numba_cuda.kernels.dialect import (
+    THREADS as THREADS,
+    WARP as WARP,
+    package_kernel,
+    record as record,
+    warp_barrier as warp_barrier,
+)
+from augury.backends.numba_cuda.kernels.inputs import (
     CELLS as CELLS,
     MAX_TOKENS as MAX_TOKENS,
     N_TOKENS as N_TOKENS,
     POSITIONS as POSITIONS,
-    SIMULATED as SIMULATED,
     SLOTS as SLOTS,
-    THREADS as THREADS,
-    WARP as WARP,
-    NormArgs as NormArgs,
-    add as add,
     cell_of as cell_of,
+)
+from augury.backends.numba_cuda.kernels.instructions import (
+    SIMULATED as SIMULATED,
+    add as add,
     cuda as cuda,
     div as div,
     exp as exp,
     fma as fma,
-    kernel as kernel,
     lane as lane,
     larger as larger,
-    moments as moments,
     mul as mul,
-    normed as normed,
     quotient as quotient,
-    record as record,
     remainder as remainder,
     remainder64 as remainder64,
     root as root,
-    sigmoid as sigmoid,
+)
+from augury.backends.numba_cuda.kernels.norm import (
+    BIASED as BIASED,
+    NormArgs as NormArgs,
+    moments as moments,
+    normed as normed,
     sum_of_block as sum_of_block,
-    warp_barrier as warp_barrier,
 )
 from augury.backends.numba_cuda.operations import (
     EMITTERS as EMITTERS,
@@ -42,3 +48,5 @@ from augury.backends.numba_cuda.operations import (
     activate as activate,
     look_up as look_up,
 )
+
+kernel = package_kernel

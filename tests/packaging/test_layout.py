@@ -33,8 +33,8 @@ MAY_KERNELS_IMPORT = (
     "math",
     "llvmlite",
 )
-# two compile and cache kernels, one chooses an instruction set, three are what kernels are written in: they hold none
-NO_KERNELS = {"compiler.py", "isa.py", "jit.py", "dialect.py", "instructions.py", "extension.py", "simulator.py"}
+# two compile and cache kernels, one chooses an instruction set, two are what kernels are written in: they hold none
+NO_KERNELS = {"compiler.py", "isa.py", "jit.py", "dialect.py", "instructions.py", "simulator.py"}
 
 
 def test_the_package_list_is_the_tree():
@@ -60,8 +60,8 @@ def test_every_module_with_hook_implementations_is_an_entry_point():
 def test_kernels_import_arrays_and_other_kernels_only(path):
     if path.name in NO_KERNELS:
         return
-    strange = {name for name in imports_of(path) if name.split(".")[0] not in MAY_KERNELS_IMPORT and ".kernels" not in name}
-    assert not strange
+    imported = {name for name in imports_of(path) if name.split(".")[0] not in MAY_KERNELS_IMPORT}
+    assert not [name for name in imported if not re.search(r"\.kernels|^augury\.backend\.numba_", name)]
 
 
 def test_libraries_of_which_unexported_parts_are_used_have_an_upper_bound():

@@ -34,6 +34,7 @@ from xxhash import xxh3_128_digest
 from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler, no_collection
 from augury.backends.numba_cpu.kernels.struct import Pointer
 from augury.files.atomic_file import AtomicFile, is_being_written
+from augury.lowering import source_key
 from augury.memory_limit import require_address_space
 
 _log = logging.getLogger(__name__)
@@ -66,6 +67,13 @@ def kernel(function: Callable[..., None] | None = None, name: str | None = None,
     dispatcher._cache = _KernelCache(function)  # noqa: SLF001 - as Dispatcher.enable_caching does
     dispatcher.compile = partial(_compile, dispatcher)  # called by numba, too, when Python calls the kernel
     return dispatcher
+
+
+def package_kernel(function: Callable[..., None] | None = None, **structs: type) -> Any:
+    """Compile a package's function, whose name its file has once, again whenever that file changes; see `kernel`."""
+    if function is None:
+        return partial(package_kernel, **structs)
+    return kernel(function, f"{function.__name__}_{source_key(function)}", **structs)
 
 
 def helper(function: Callable[..., Any]) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda.kernels.instructions import SIMULATED, add, arrive, cuda, lane, larger
+from augury.lowering import source_key
 
 WARP = 32
 SLICES = 8  # of a row of weights: see `sums`
@@ -59,6 +60,15 @@ def kernel(*kinds, name=None, most_registers=None):
     """Decorate a kernel; see `Kernel`. Letters of neighbouring parameters are one word."""
     apart = tuple(each for kind in kinds for each in (kind if isinstance(kind, str) else (kind,)))
     return lambda function: Kernel(function, apart, name or function.__name__, most_registers)
+
+
+def package_kernel(*kinds, most_registers=None):
+    """Decorate a package's kernel, whose name its file has once. It is compiled again whenever that file changes."""
+
+    def decorate(function):
+        return kernel(*kinds, name=f"{function.__name__}_{source_key(function)}", most_registers=most_registers)(function)
+
+    return decorate
 
 
 def record(name, **names):

@@ -20,7 +20,7 @@ if SIMULATED:
     from numba.extending import intrinsic
 
     from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler
-    from augury.backends.numba_cuda.kernels.simulator import cuda
+    from augury.backends.numba_cuda.kernels.simulator import cuda as cuda  # noqa: PLC0414 - offered to packages
 
     # Lanes are compiled as numba-cpu's kernels and helpers are, but in less time, which is most of a kernel test's.
     class Compiler(KernelCompiler):

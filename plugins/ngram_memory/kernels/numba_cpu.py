@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels.extension import (
+from augury.backend.numba_cpu import (
     CachedRows,
     Record,
     StridedRows,

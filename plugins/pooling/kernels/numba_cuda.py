@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.extension import (
+from augury.backend.numba_cuda import (
     CELLS,
     N_TOKENS,
     POSITIONS,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels.extension import (
+from augury.backend.numba_cpu import (
     Record,
     StridedRows,
     add,
