@@ -60,6 +60,7 @@ _WORDS = {
     "less than or equal to": "at most",
 }
 _OBJECT = re.compile(r"a valid dictionary( or (object to extract fields from|instance of \w+))?")
+_MEDIA = re.compile("(input_)?(image|audio|video|file|document)(_url)?")  # types of parts of messages
 _N_SHOWN = 100  # characters of a path
 _LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
@@ -284,6 +285,9 @@ async def _on_invalid(request: Request, error: Any) -> Response:
         message = f"{param} has {len(first['input'])} {what}, expected {expected}"
     else:
         message = f"{param}: {first['msg']}"
+    said = first.get("ctx", {}).get("tag", first["input"])
+    if param.endswith(".images") or (isinstance(said, str) and _MEDIA.fullmatch(said)):
+        message += "; models here read text alone"
     return _answer(RequestError(400, message, param=param or None), request.url.path)
 
 

@@ -70,7 +70,11 @@ def test_a_conversation_without_messages_loads_the_model(ollama_client):
             "model 'other' not found; this server has smollm2, small",
         ),
         ({"messages": MESSAGES}, 400, "model is missing"),
-        ({"model": "small", "messages": [{"role": "user", "images": ["aGk="]}]}, 400, "images has 1 items, expected at most 0"),
+        (
+            {"model": "small", "messages": [{"role": "user", "images": ["aGk="]}]},
+            400,
+            "images has 1 items, expected at most 0; models here read text",
+        ),
         ({"model": "small", "messages": MESSAGES, "options": {"tfs_z": 0.5}}, 400, "tfs_z is 0.5, which augury does not do"),
         ({"model": "small", "messages": MESSAGES, "top_logprobs": 2}, 400, "top_logprobs needs logprobs"),
         ({"model": "small", "messages": MESSAGES, "format": "yaml"}, 400, "format is 'yaml', expected"),
