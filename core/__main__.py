@@ -37,7 +37,10 @@ def main() -> int:
 
 def _lack_of_address_space() -> CapacityError | None:
     """The message for a `ulimit -v` under which no command can run; numpy's libraries would crash."""
-    import resource
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return None
 
     from augury.errors import CapacityError
     from augury.memory_limit import require_address_space
@@ -62,7 +65,7 @@ def _unwind(number: int, _frame: FrameType | None) -> None:
 
 
 def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGINT)):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as after `nohup`
             signal.signal(number, handler)
 

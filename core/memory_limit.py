@@ -19,11 +19,21 @@ _ADVICE = "ask for less context, fewer slots or threads, or raise the limit (uli
 
 def n_bytes_of_machine(process: str = "/proc/self") -> int:
     """How much memory this process can ever have: the machine's, or the limit of the narrowest of its control groups."""
-    n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    n_bytes = _n_bytes_installed()
     try:
         return min((n_bytes, *_limits(process)))
     except (OSError, ValueError):  # no control groups
         return n_bytes
+
+
+def _n_bytes_installed() -> int:
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import ctypes  # on Windows
+
+    n_kib = ctypes.c_ulonglong()
+    ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(n_kib))  # type: ignore[attr-defined]
+    return n_kib.value << 10
 
 
 def n_bytes_for_prompts(n_mib: int, n_taken: int = 0) -> int:
@@ -81,6 +91,8 @@ def require_address_space(n_bytes: int, what: str) -> None:
     Raises:
         CapacityError: The process may not map so many bytes more, as under `ulimit -v`.
     """
+    if not hasattr(mmap, "PROT_READ"):  # on Windows, which has no such limit
+        return
     try:  # not writable, so that it does not count towards the system's commit limit
         mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ).close()
     except OSError as error:

@@ -35,8 +35,8 @@ class Renderer:
     terminal's signals, and ends after its parent, however that ends: at once if it waits, within its time if it renders.
 
     Args:
-        seconds: of processor time per rendering: on a busy machine it may last longer, but a good template never fails.
-        n_bytes: of the process' address space. Python and Jinja2 take 35 MB.
+        seconds: of processor time per rendering, so that a good template never fails on a busy machine; on Windows of any time.
+        n_bytes: of the process' address space, where the system limits it. Python and Jinja2 take 35 MB.
     """
 
     def __init__(self, *, seconds: float = 2.0, n_bytes: int = 512 << 20) -> None:
@@ -103,7 +103,7 @@ class Renderer:
 
     def _reason(self, code: int) -> str:
         limits = {
-            -signal.SIGPROF: f"takes more than {self._seconds:g} s of processor time",
+            -getattr(signal, "SIGPROF", -1): f"takes more than {self._seconds:g} s of processor time",
             errno.ENOMEM: f"takes more than {self._n_bytes >> 20} MiB of memory",
         }
         return limits.get(code, f"ends the process that renders it, with code {code}")

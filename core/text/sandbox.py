@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import datetime as dt
 import errno
+import faulthandler
 import json
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
@@ -25,6 +26,12 @@ from jinja2.sandbox import SandboxedEnvironment, modifies_known_mutable
 if TYPE_CHECKING:
     from jinja2 import Template, nodes
     from jinja2.parser import Parser
+
+resource: Any
+try:
+    resource = import_module("resource")
+except ImportError:  # on Windows: no limit of memory, and one of time by another way
+    resource = None
 
 # A text consists of the conversation and the template's text around it, and all of it will be tokenized.
 _MIN_CHARACTERS = 1 << 20
@@ -91,22 +98,36 @@ class _Generation(Extension):
 
 def serve() -> None:
     """Answer requests, a line of JSON each, until there are no more. A limit ends the process: by SIGPROF, or with ENOMEM."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # in any setting of the parent
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if resource is not None:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # in any setting of the parent
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     sandbox = _Sandbox()
     for line in sys.stdin.buffer:
         try:
             request = json.loads(line)
-            n_bytes = request["n_bytes"] if hard == resource.RLIM_INFINITY else min(request["n_bytes"], hard)
-            resource.setrlimit(resource.RLIMIT_AS, (n_bytes, hard))
-            signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+            _limit(request["seconds"], request["n_bytes"])
             reply = json.dumps(_answer(sandbox, request, _MIN_CHARACTERS + _CHARACTERS_PER_BYTE * len(line)))
         except MemoryError:
             os._exit(errno.ENOMEM)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        if resource is None:
+            faulthandler.cancel_dump_traceback_later()
+        else:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(reply + "\n")
         sys.stdout.flush()
+
+
+def _limit(seconds: float, n_bytes: int) -> None:
+    if resource is None:
+        faulthandler.dump_traceback_later(seconds, exit=True)  # with code 1, of a thread that waits for no Python
+        return
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (n_bytes if hard == resource.RLIM_INFINITY else min(n_bytes, hard), hard))
+    except ValueError:
+        if sys.platform != "darwin":  # which takes no such limit
+            raise
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _answer(sandbox: _Sandbox, request: Mapping[str, Any], n_characters: int) -> dict[str, str]:

@@ -110,7 +110,8 @@ class TextCorpus:
         with AtomicFile(self._path.resolve(), waits=False) as out:  # no other process saves until this one is through
             texts = self._newest(np.concatenate([_read(self._path, self._vocabulary, self._n_max), self._new]))
             body = self._vocabulary + texts.tobytes()
-            os.fchmod(out.file.fileno(), _MODE)
+            if hasattr(os, "fchmod"):
+                os.fchmod(out.file.fileno(), _MODE)
             out.file.write(_HEAD.pack(_MAGIC, _VERSION, checksum(BytesIO(body), len(body))) + body)
             out.publish(is_durable=True)
         self._new = np.empty(0, np.int32)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from augury import Engine
 
 _NEWEST, _BEFORE = "requests.jsonl", "requests-before.jsonl"
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows opens no folders, so that `add` keeps nothing there, and says so
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_LINK
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0) | _NO_LINK
 _N_BYTES = 64 << 20  # in all, some ten million tokens
 _PART = ".part"
 _N_HEADER = 144  # bytes of such a file beside its numbers
@@ -53,7 +55,7 @@ class Collection:
         rows = None if states is None else states.of(text, states.first)
         line = (json.dumps({"tokens": tokens}, separators=(",", ":")) + "\n").encode()
         try:
-            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            folder = os.open(self._folder, _FOLDER)
             try:
                 locked(folder, waits=True)
                 _append(folder, line)
@@ -72,7 +74,7 @@ def _add_rows(folder: int, name: str, rows: np.ndarray, n_most: int) -> None:
     """Keep the hidden states of a request, and of the others the newest that have room in `n_most` bytes."""
     with suppress(FileExistsError):
         os.mkdir(hidden_states.STATES, 0o700, dir_fd=folder)
-    states = os.open(hidden_states.STATES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    states = os.open(hidden_states.STATES, _FOLDER, dir_fd=folder)
     try:
         with suppress(FileNotFoundError):
             os.unlink(_PART, dir_fd=states)  # of a server that was killed
@@ -85,7 +87,7 @@ def _add_rows(folder: int, name: str, rows: np.ndarray, n_most: int) -> None:
                 n_bytes -= status.st_size
         if n_bytes > n_most:
             return
-        file = os.open(_PART, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=states)
+        file = os.open(_PART, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600, dir_fd=states)
         with os.fdopen(file, "r+b") as out:
             hidden_states.write_rows(out, rows)
         os.rename(_PART, name, src_dir_fd=states, dst_dir_fd=states)

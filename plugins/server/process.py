@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import signal
 import socket
 import ssl
@@ -119,8 +118,8 @@ def serve(models: Models, listeners: list[socket.socket], *, verbosity: int) -> 
     addresses = [listener.getsockname()[:2] for listener in listeners]
     models.url = " and ".join(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in addresses)
     models.on_failure = lambda: setattr(process, "should_exit", True)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as after `nohup`; uvicorn takes care of the other two
-        signal.signal(signal.SIGHUP, process.handle_exit)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as after `nohup`
+        signal.signal(signal.SIGHUP, process.handle_exit)  # uvicorn takes care of the other two
     with suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal once more when all is done
         process.run(sockets=listeners)
     if models.failure is None:
@@ -129,6 +128,10 @@ def serve(models: Models, listeners: list[socket.socket], *, verbosity: int) -> 
 
 def most_connections() -> int:
     """How many clients may be connected: three of four descriptors that the process may have, 4096 at most."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return _MOST
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if limit == resource.RLIM_INFINITY else min(limit * 3 // 4, _MOST)
 
