@@ -117,7 +117,7 @@ def _listed(registry: Registry) -> Iterator[_Listed]:
     from augury.files.gguf import ModelFile
 
     for name, source, model in stored_models(registry):
-        statuses = [path.stat() for path in model.files]
+        statuses, packed = ([path.stat() for path in paths] for paths in (model.files, packed_copies(model.files[0])))
         try:
             with ModelFile.open(model.files[0]) as file:
                 architecture, quant = file.architecture, next(iter(by_type(file)), "-")
@@ -129,8 +129,9 @@ def _listed(registry: Registry) -> Iterator[_Listed]:
             architecture,
             quant,
             sum(each.st_size for each in statuses),
-            sum(path.stat().st_size for path in packed_copies(model.files[0])),
-            datetime.fromtimestamp(max(each.st_atime for each in statuses)).astimezone(),
+            sum(each.st_size for each in packed),
+            # systems note the reading of a model once a day or never, but each start notes that of its packed copy
+            datetime.fromtimestamp(max(each.st_atime for each in statuses + packed)).astimezone(),
         )
 
 

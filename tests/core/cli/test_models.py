@@ -1,6 +1,8 @@
 """The commands `list`, `rm`, `cache` and `search`, over a cache, a Hub and a store of Ollama's of their own."""
 
 import json
+import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -41,12 +43,14 @@ def test_a_model_is_pulled_listed_removed_and_gone(home, capsys):
     packed = home / "cache/augury/packed"
     packed.mkdir(parents=True)
     (packed / f"tiny-Q8_0-{'0' * 32}.packed").write_bytes(bytes(1000))
+    os.utime(packed / f"tiny-Q8_0-{'0' * 32}.packed", (4e9, 1e9))  # each start tells when the copy was used
     others = sorted(f"tiny-Q8_0-{name}-{'0' * 32}.packed" for name in ("other", "coder", "f16"))  # of other models
     for name in others:
         (packed / name).write_bytes(bytes(1000))
     ((listed,),) = json.loads(run(capsys, "list", "--json")[1]).values()
     assert (listed["name"], listed["source"], listed["architecture"]) == ("hf:owner/tiny:Q8_0", "huggingface", "llama")
     assert (listed["n_bytes"], listed["n_packed_bytes"]) == (path.stat().st_size, 1000)
+    assert datetime.fromisoformat(listed["used"]).timestamp() == 4e9
     assert "hf:owner/tiny:Q8_0" in run(capsys, "list")[1]
     assert run(capsys, "rm", "hf:owner/tiny")[:2] == (
         0,
