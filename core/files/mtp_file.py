@@ -65,9 +65,21 @@ def with_mtp(file: ModelFile, more: ModelFile) -> ModelFile:
             f"{file.architecture!r}, expected that or {_assistant_of(file.architecture)!r}; give a file that was made for it"
         )
     of_model = {name: tensor for name, tensor in file.tensors.items() if max(_numbers([name]), default=0) < n}
-    added = {name: tensor for name, tensor in more.tensors.items() if _numbers([name])}
+    added = {name: tensor for name, tensor in _of_layers(more).items() if _numbers([name])}
     keys = {f"{file.architecture}.block_count": n + n_mtp, f"{file.architecture}.nextn_predict_layers": n_mtp}
     return _joined(file, more, {**_by_layer(file, more, n, n + n_mtp), **keys}, of_model, added)
+
+
+def _of_layers(file: ModelFile) -> Mapping[str, Tensor]:
+    """A file's tensors; the output's hyper-connection is the layer's own where a file has no others, and is named so.
+
+    Source: llama.cpp's converter, which has no other name for it.
+    """
+    if not is_mtp_alone(file):
+        return file.tensors
+    own = f"blk.{n_mtp_of(file)[0]}.nextn.hc_head_"
+    named = {name: name.replace("output_hc_", own) if name.startswith("output_hc_") else name for name in file.tensors}
+    return {named[name]: evolve(tensor, name=named[name]) for name, tensor in file.tensors.items()}
 
 
 def _assistant_of(architecture: str) -> str:

@@ -21,7 +21,7 @@ QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 """What matrices can be quantised to."""
 NO_QUANT = "none"
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
-_FLOATS_ALWAYS = ("norm", "gate_inp")  # the latter chooses experts
+_FLOATS_ALWAYS = ("norm", "gate_inp", "hc_")  # the latter choose experts, and mix streams
 _FEW_BYTES, _FLOAT_BYTES = 0.8, 2.0  # a weight
 
 

@@ -61,6 +61,12 @@ class HyperConnected(Transformer):
     def output(cls, decoder: Decoder) -> blocks.Output:
         return attrs.evolve(plain_output(decoder), connection=connection(decoder, "output_hc", 1))
 
+    @classmethod
+    def mtp_output(cls, decoder: Decoder, at: str, output: blocks.Output) -> blocks.Output:
+        """With its own connection, which the files of whole models lack."""
+        has_own = f"{at}.hc_head_fn.weight" in decoder.file.tensors
+        return attrs.evolve(output, connection=connection(decoder, f"{at}.hc_head", 1)) if has_own else output
+
 
 class HunyuanV4(HyperConnected):
     """Hunyuan 4: gated latent attention with sinks, whose indexer some layers share; streams are not mixed, experts limited."""

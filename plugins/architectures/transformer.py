@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, Literal, Self
 
@@ -64,7 +65,13 @@ class Transformer(Architecture):
         layers = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]
         mtp = None if cls.mtp_hidden is None else lambda layer: cls.layer(decoder, layer, rope)
         others = {"output": cls.output(decoder), **cls.embedding(decoder)}
-        return {"main": decoder.plan(layers, mtp=mtp, mtp_hidden=cls.mtp_hidden or "output", **others)}
+        mtp_args: Mapping[str, Any] = {"mtp_hidden": cls.mtp_hidden or "output", "mtp_output": partial(cls.mtp_output, decoder)}
+        return {"main": decoder.plan(layers, mtp=mtp, **mtp_args, **others)}
+
+    @classmethod
+    def mtp_output(cls, decoder: Decoder, at: str, output: Output) -> Output:  # noqa: ARG003 - as `Decoder.plan` calls it
+        """The output of a layer for further tokens, by its tensors' prefix, of the model's with its own norm and weights."""
+        return output
 
     @classmethod
     def decoder(cls, file: ModelFile) -> Decoder:

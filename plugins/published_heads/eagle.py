@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.plugins.published_heads.layers import Written, as_tensor
+from augury.plugins.published_heads.folder import as_tensor
+from augury.plugins.published_heads.layers import Written
 
 if TYPE_CHECKING:
     from augury.plugins.published_heads.folder import Folder

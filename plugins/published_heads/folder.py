@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from attrs import frozen
 
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import Tensor, mapped
 from augury.files.tensor_type import TensorType
 from augury.plugins.published_heads.pickled import pickled
+from augury.plugins.published_heads.scaled import SCALES, e8m0, fp8, mxfp4
+from augury.types import read_only
 
 if TYPE_CHECKING:
     import mmap
@@ -25,6 +27,7 @@ _TYPES = {
     "I64": TensorType.I64,
     "I32": TensorType.I32,
 }
+_SCALED, _EXPONENTS = {"F8_E4M3": 1, "I8": 2}, "F8_E8M0"  # weights in a byte: of 8 bits, and two of 4
 _SECTIONS = ("transformer_layer_config", "text_config", "dflash_config")
 _OUTSIDE = ("architectures", "model_type")  # of the head, not of the layers in it
 _NOT_READ = ("__metadata__", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # what d2t says, too; the target's own
@@ -38,6 +41,44 @@ def files_of(path: Path) -> list[Path]:
     """The files with tensors of a folder that is one; empty of others."""
     found = (sorted(path.glob(pattern)) for pattern in _TENSORS if (path / _SETTINGS).is_file())
     return next(filter(None, found), [])
+
+
+@frozen(eq=False)
+class _Stored:
+    """The place of a tensor.
+
+    Attributes:
+        data: Its file.
+        start: Where tensors begin there.
+        entry: What the file's header says of it.
+    """
+
+    data: mmap.mmap
+    start: int
+    entry: dict[str, Any]
+
+    @property
+    def dtype(self) -> str:
+        """Its type, in safetensors' words."""
+        return str(self.entry["dtype"])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.entry["shape"])
+
+    def bytes(self) -> np.ndarray:
+        """(n_bytes,) uint8, read-only."""
+        begin, end = self.entry["data_offsets"]
+        view = np.frombuffer(self.data, np.uint8, end - begin, self.start + begin)
+        return read_only(view.copy()) if (self.start + begin) % _ALIGNMENT else view
+
+
+def as_tensor(name: str, values: np.ndarray) -> Tensor:
+    """A tensor of float32, or of int64."""
+    kind = TensorType.F32 if values.dtype.kind == "f" else TensorType.I64
+    stored = np.ascontiguousarray(values, np.float32 if kind is TensorType.F32 else np.int64)
+    return Tensor(name, values.shape, kind, read_only(stored.reshape(-1).view(np.uint8)))
 
 
 class Folder:
@@ -61,9 +102,10 @@ class Folder:
         self.identity: tuple[tuple[int, ...], ...] = ()
         self.head = json.dumps(stated, sort_keys=True).encode()
         self.n_bytes = 0
-        self._left: dict[str, Callable[[], Tensor]] = {}
+        self._left: dict[str, _Stored] = {}
         for file in self.paths:
             self._read(file)
+        self._scales = self._scales_of_weights()
 
     def _read(self, path: Path) -> None:
         data, identity = mapped(path, "a file of tensors")
@@ -74,17 +116,42 @@ class Folder:
         for stored, entry in header.items():
             name = stored.removeprefix("model.")  # as some write them
             if name not in _NOT_READ:
-                self._left[name] = partial(self._tensor, name, entry, data, start)
+                self._left[name] = _Stored(data, start, entry)
 
-    def _tensor(self, name: str, entry: dict[str, Any], data: mmap.mmap, start: int) -> Tensor:
-        begin, end = entry["data_offsets"]
-        if (kind := _TYPES.get(entry["dtype"])) is None:
-            self.fail(f"tensor {name!r} is stored as {entry['dtype']}, expected one of {', '.join(_TYPES)}")
-        view = np.frombuffer(data, np.uint8, end - begin, start + begin)
-        if (start + begin) % _ALIGNMENT:
-            view = view.copy()
-            view.flags.writeable = False
-        return Tensor(name, tuple(entry["shape"]), kind, view)
+    def _scales_of_weights(self) -> dict[str, _Stored]:
+        """The scales of weights of 8 and 4 bits, by the names of these; those of activations are not read."""
+        found = {}
+        for name in [name for name, each in self._left.items() if each.dtype in _SCALED and name.endswith("weight")]:
+            stem = name.removesuffix("weight")
+            self._left.pop(f"{stem}input_scale", None)
+            if (scale := next(filter(self._left.__contains__, (f"{stem}{each}" for each in SCALES)), None)) is not None:
+                found[name] = self._left.pop(scale)
+        return found
+
+    def _tensor(self, name: str, stored: _Stored) -> Tensor:
+        if stored.dtype in _SCALED and name in self._scales:
+            return self._scaled(name, stored, self._scales[name])
+        if (kind := _TYPES.get(stored.dtype)) is None:
+            without = " without scales" if stored.dtype in _SCALED else ""
+            self.fail(f"tensor {name!r} is stored as {stored.dtype}{without}, expected one of {', '.join(_TYPES)}")
+        return Tensor(name, stored.shape, kind, stored.bytes())
+
+    def _scaled(self, name: str, stored: _Stored, scale: _Stored) -> Tensor:
+        """Weights of 8 bits as float32, those of 4 bits as they are."""
+        values, exponents = (each.bytes().reshape(*each.shape, -1)[..., 0] for each in (stored, scale))
+        made: np.ndarray | None = None
+        if _SCALED[stored.dtype] == 1:
+            scales = e8m0(exponents) if scale.dtype == _EXPONENTS else self._tensor(f"{name}_scale", scale).floats()
+            block = self.section("quantization_config").get("weight_block_size")
+            made = fp8(values, scales, tuple(block) if block else None)
+        elif scale.dtype == _EXPONENTS and len(stored.shape) == 2:
+            made = mxfp4(values, exponents)
+        if made is None:
+            found = f"{stored.dtype} of shape {stored.shape} has scales in {scale.dtype} of shape {scale.shape}"
+            self.fail(f"tensor {name!r} in {found}, which are not understood")
+        if made.dtype == np.float32:
+            return as_tensor(name, made)
+        return Tensor(name, (stored.shape[0], 2 * stored.shape[1]), TensorType.MXFP4, read_only(made.reshape(-1)))
 
     def tokens(self) -> list[str]:
         """The texts of tokens by id, without added ones; empty where it has no `tokenizer.json` and no `vocab.json`."""
@@ -119,9 +186,9 @@ class Folder:
         Raises:
             ModelFileError: There is none of this name.
         """
-        if (read := self._left.pop(name, None)) is None:
+        if (stored := self._left.pop(name, None)) is None:
             raise ModelFileError(f"{self.path}: tensor {name!r} is missing; is it a head of another kind?")
-        return read()
+        return self._tensor(name, stored)
 
     def keep(self, names: Collection[str]) -> None:
         """Leave out all tensors but these."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve
 
-from augury.files.gguf import Tensor
-from augury.files.tensor_type import TensorType
+from augury.plugins.published_heads.folder import as_tensor
 
 if TYPE_CHECKING:
+    from augury.files.gguf import Tensor
     from augury.plugins.published_heads.folder import Folder
 
 NAMES = {
@@ -35,7 +35,7 @@ _OPTIONAL = (".bias", "q_norm.weight", "k_norm.weight")
 _TURNED = {"attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias", "attn_q_norm.weight", "attn_k_norm.weight"}
 _REFUSED = (  # what changes the numbers, and has a setting that models of some families make
     *("partial_rotary_factor", "attn_logit_softcapping", "attention_multiplier", "residual_multiplier", "logits_scaling"),
-    *("num_local_experts", "num_experts", "q_lora_rank", "kv_lora_rank", "quantization_config"),
+    *("num_local_experts", "num_experts", "q_lora_rank", "kv_lora_rank"),
 )
 _WINDOWED, _WHOLE = "sliding_attention", "full_attention"
 
@@ -161,15 +161,6 @@ class Written:
                 self.take(f"{prefix}{name}", at)
             if written in _TURNED and self._turned_by is not None and at in self.tensors:
                 self.tensors[at] = _interleaved(self.tensors[at], self._turned_by)
-
-
-def as_tensor(name: str, values: np.ndarray) -> Tensor:
-    """A tensor of float32, or of int64."""
-    kind = TensorType.F32 if values.dtype.kind == "f" else TensorType.I64
-    stored = np.ascontiguousarray(values, np.float32 if kind is TensorType.F32 else np.int64)
-    data = stored.reshape(-1).view(np.uint8)
-    data.flags.writeable = False
-    return Tensor(name, values.shape, kind, data)
 
 
 def _interleaved(tensor: Tensor, head_dim: int) -> Tensor:

@@ -21,6 +21,7 @@ from augury.files.models import open_model
 from augury.files.mtp_file import n_mtp_of, with_mtp
 from augury.files.quantized import quantized
 from augury.interfaces import Progress
+from augury.loader import plan_of
 
 QWEN = {
     "input_layernorm": "attn_norm",
@@ -46,49 +47,67 @@ OWN = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": 
 SPECULATORS = dict(zip(("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), OWN.values(), strict=True))
 DEEPSEEK = {each: each for each in ("eh_proj", "enorm", "hnorm", "embed_tokens")}
 DEEPSEEK |= {f"shared_head.{each}": f"shared_head_{each}" for each in ("norm", "head")}
-KINDS = {  # the model, its `model_type`, where its layer and what is beside that are, their names
-    "qwen35": ("mtp-qwen35", "qwen3_5_text", "mtp.layers.0.", "mtp.", OWN),
-    "qwen35moe": ("mtp-qwen35moe", "qwen3_5_moe_text", "mtp.layers.0.", "mtp.", OWN),
-    "qwen3next": ("mtp-qwen3next", "qwen3_next", "mtp.layers.0.", "mtp.", OWN),
-    "speculators": ("mtp-qwen35moe", "qwen3_5_moe_text", "mtp_layers.0.", "mtp_layers.0.", SPECULATORS),
-    "glm4moe": ("mtp-glm4moe", "glm4_moe", "model.layers.2.", "model.layers.2.", DEEPSEEK),
-    "deepseek": ("mtp-deepseek2", "deepseek_v3", "model.layers.2.", "model.layers.2.", DEEPSEEK),
+STEP = {name: ours for name, ours in QWEN.items() if "mlp" not in name} | {"post_attention_layernorm": "ffn_norm"}
+STEP |= {"self_attn.g_proj": "attn_gate", "moe.gate": "ffn_gate_inp"}
+for part in ("gate", "up", "down"):
+    STEP |= {f"moe.{part}_proj": f"ffn_{part}_exps", f"share_expert.{part}_proj": f"ffn_{part}_shexp"}
+MIMO = QWEN | {"post_attention_layernorm": "ffn_norm", "self_attn.attention_sink_bias": "attn_sinks"}
+DEEPSEEK4 = {
+    f"attn.{theirs}": f"attn_{ours}"
+    for theirs, ours in [
+        ("attn_sink", "sinks"),
+        ("wq_a", "q_a"),
+        ("wq_b", "q_b"),
+        ("q_norm", "q_a_norm"),
+        ("wkv", "kv"),
+        ("kv_norm", "kv_a_norm"),
+        ("wo_a", "output_a"),
+        ("wo_b", "output_b"),
+    ]
+}
+DEEPSEEK4 |= {f"hc_{part}_{each}": f"hc_{part}_{each}" for part in ("attn", "ffn") for each in ("fn", "base", "scale")}
+DEEPSEEK4 |= {"attn_norm": "attn_norm", "ffn_norm": "ffn_norm", "ffn.gate": "ffn_gate_inp"}
+DEEPSEEK4 |= {f"ffn.shared_experts.w{i}": f"ffn_{each}_shexp" for i, each in ((1, "gate"), (2, "down"), (3, "up"))}
+V4 = {"enorm": "enorm", "hnorm": "hnorm", "norm": "shared_head_norm"}
+BESIDE = {"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm"}
+KINDS = {  # the model, its `model_type`, where its layer and what is beside that are, the names of that, and of the layer
+    "qwen35": ("mtp-qwen35", "qwen3_5_text", "mtp.layers.0.", "mtp.", OWN, QWEN | EXPERTS),
+    "qwen35moe": ("mtp-qwen35moe", "qwen3_5_moe_text", "mtp.layers.0.", "mtp.", OWN, QWEN | EXPERTS),
+    "qwen3next": ("mtp-qwen3next", "qwen3_next", "mtp.layers.0.", "mtp.", OWN, QWEN | EXPERTS),
+    "speculators": ("mtp-qwen35moe", "qwen3_5_moe_text", *["mtp_layers.0."] * 2, SPECULATORS, QWEN | EXPERTS),
+    "glm4moe": ("mtp-glm4moe", "glm4_moe", *["model.layers.{}."] * 2, DEEPSEEK, QWEN | GLM_EXPERTS),
+    "deepseek": ("mtp-deepseek2", "deepseek_v3", *["model.layers.{}."] * 2, DEEPSEEK, QWEN | LATENT | GLM_EXPERTS),
+    "mimo2": ("mtp-mimo2", "mimo_v2_flash", *["model.mtp.layers.0."] * 2, BESIDE | {"final_layernorm": OWN["norm"]}, MIMO),
+    "step35": (
+        *("mtp-step35", "step3p5", *["model.layers.{}."] * 2),
+        *(BESIDE | {"transformer.shared_head.norm": "shared_head_norm"}, STEP),
+    ),
+    "deepseek4": ("mtp-deepseek4", "deepseek_v4", *["mtp.0."] * 2, V4, DEEPSEEK4),
+}
+
+
+SETTINGS = {  # that say something of each layer
+    "mimo2": {"swa_num_key_value_heads": 2},
+    "step35": {
+        "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention", *["sliding_attention"] * 2],
+        "num_attention_heads": 4,
+        "num_attention_groups": 2,
+        "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2},
+        "swiglu_limits_shared": [None, 0.3, None, 0.02, 0.3, 0.3],
+    },
+    "deepseek4": {"compress_ratios": [0, 0, 4, 128, 0], "swiglu_limit": 10.0},
 }
 
 
 def published(path, kind, change=lambda tensors: tensors):
     """A model's folder as it is published, of the same weights, with a tensor of its own layers."""
-    name, model_type, layer, beside, of_head = KINDS[kind]
+    name, model_type, *_ = KINDS[kind]
     file = ModelFile.open(draft_file(name))
-    own, n = file.tensors, n_mtp_of(file)[0]
-    values = {key.removeprefix(f"blk.{n}."): each.floats() for key, each in own.items() if key.startswith(f"blk.{n}.")}
-    names = QWEN | EXPERTS if "qwen" in name else QWEN | LATENT | GLM_EXPERTS if "deepseek" in name else QWEN | GLM_EXPERTS
-    is_shifted, tensors = "qwen" in name, {"model.layers.0.input_layernorm.weight": np.ones(4, np.float32)}
-    if "attn_k_b.weight" in values:  # of one head
-        values["attn_kv_b.weight"] = np.concatenate([values["attn_k_b.weight"].T, values["attn_v_b.weight"]])
-    # which GLM's and DeepSeek's experts do without
-    scales = {key: each for key, each in values.items() if is_shifted or not key.startswith("ffn")}
-    for end in ("weight", "bias"):
-        for theirs, ours in names.items():
-            if f"{ours}.{end}" in values:
-                found = values[f"{ours}.{end}"] * (scales.get(f"{ours}.scale", 1.0) if end == "weight" else 1.0)
-                found = found[None] if ours == "ffn_gate_inp_shexp" else found
-                tensors[f"{layer}{theirs}.{end}"] = found - 1 if is_shifted and ours.endswith("norm") else found
-    for theirs, ours in of_head.items():
-        if (found := values.get(f"nextn.{ours}.weight")) is not None:
-            tensors[f"{beside}{theirs}.weight"] = found - 1 if is_shifted and ours.endswith("norm") else found
-    if "exp_probs_b.bias" in values:
-        tensors[f"{layer}mlp.gate.e_score_correction_bias"] = values["exp_probs_b.bias"]
-    for each in ("gate", "up", "gate_up", "down"):
-        if (found := values.get(f"ffn_{each}_exps.weight")) is not None:
-            found = found * scales.get(f"ffn_{each}_exps.scale", np.ones(1))[:, None, None]
-            if "qwen35" in name:
-                tensors[f"{layer}mlp.experts.{each}_proj"] = found
-                continue
-            for part, rows in zip(each.split("_"), np.split(found, 1 + each.count("_"), axis=1), strict=True):
-                tensors |= {f"{layer}mlp.experts.{i}.{part}_proj.weight": expert for i, expert in enumerate(rows)}
+    (n, n_mtp), tensors = n_mtp_of(file), {"model.layers.0.input_layernorm.weight": np.ones(4, np.float32)}
+    for i in range(n_mtp):
+        tensors |= layer_of(file, kind, i)
     n_experts = file.get(f"{file.architecture}.expert_count", int, 0)
-    sizes = {"model_type": model_type, "num_hidden_layers": n, "num_experts": n_experts}
+    sizes = {"model_type": model_type, "num_hidden_layers": n, "num_experts": n_experts, **SETTINGS.get(kind, {})}
     config = {"architectures": ["SomeModelForCausalLM"], **sizes}
     if kind == "speculators":
         config = {"speculators_model_type": "mtp", "architectures": ["MTPDraftModel"], "transformer_layer_config": sizes}
@@ -96,12 +115,67 @@ def published(path, kind, change=lambda tensors: tensors):
     return write(path, config, change(tensors), n_files=2)
 
 
+def layer_of(file, kind, i):
+    """The tensors of a layer, by their names in safetensors."""
+    name, _, layer, beside, of_head, names = KINDS[kind]
+    own, at, tensors = file.tensors, n_mtp_of(file)[0] + i, {}
+    layer, beside = (each.format(at) for each in (layer, beside))
+    values = {key.removeprefix(f"blk.{at}."): each.floats() for key, each in own.items() if key.startswith(f"blk.{at}.")}
+    is_shifted = kind in ("qwen35", "qwen35moe", "qwen3next", "speculators", "step35")
+    if "attn_k_b.weight" in values:  # of one head
+        values["attn_kv_b.weight"] = np.concatenate([values["attn_k_b.weight"].T, values["attn_v_b.weight"]])
+    if "attn_qkv.weight" in values and kind == "mimo2":
+        parts = np.split(values.pop("attn_qkv.weight"), 3)
+        values |= {f"attn_{each}.weight": part for each, part in zip("qkv", parts, strict=True)}
+    values = {key.replace("layer_output_norm", "nextn.shared_head_norm"): each for key, each in values.items()}
+    if kind == "deepseek4":
+        halves = np.split(values["nextn.eh_proj.weight"], 2, axis=1)
+        tensors |= {f"{layer}{each}_proj.weight": half for each, half in zip("eh", halves, strict=True)}
+        heads = {each: own[f"output_hc_{each}.weight"].floats() for each in ("fn", "base", "scale")}
+        tensors |= {f"{layer}hc_head_{each}": found for each, found in heads.items()}
+    # which GLM's and DeepSeek's experts do without
+    scales = {key: each for key, each in values.items() if "qwen" in name or not key.startswith("ffn")}
+    for end in ("weight", "bias"):
+        for theirs, ours in names.items():
+            if f"{ours}.{end}" in values:
+                found = values[f"{ours}.{end}"] * (scales.get(f"{ours}.scale", 1.0) if end == "weight" else 1.0)
+                found = found[None] if ours == "ffn_gate_inp_shexp" else found
+                is_bare = ours == "attn_sinks" or ours.startswith("hc_")
+                tensors[f"{layer}{theirs}" + ("" if is_bare else f".{end}")] = (
+                    found - 1 if is_shifted and ours.endswith("norm") else found
+                )
+    for theirs, ours in of_head.items():
+        if (found := values.get(f"nextn.{ours}.weight")) is not None:
+            tensors[f"{beside}{theirs}.weight"] = found - 1 if is_shifted and ours.endswith("norm") else found
+    if "exp_probs_b.bias" in values:
+        bias = {"step35": "moe.router_bias", "deepseek4": "ffn.gate.bias"}.get(kind, "mlp.gate.e_score_correction_bias")
+        tensors[f"{layer}{bias}"] = values["exp_probs_b.bias"]
+    return tensors if kind == "step35" else tensors | experts_of(values, layer, kind, scales)
+
+
+def experts_of(values, layer, kind, scales):
+    """The experts of a layer: Qwen's in one tensor, the others' each in its own."""
+    tensors = {}
+    for each in ("gate", "up", "gate_up", "down"):
+        if (found := values.get(f"ffn_{each}_exps.weight")) is None:
+            continue
+        found = found * scales.get(f"ffn_{each}_exps.scale", np.ones(1))[:, None, None]
+        if KINDS[kind][0].startswith("mtp-qwen35"):
+            tensors[f"{layer}mlp.experts.{each}_proj"] = found
+            continue
+        for part, rows in zip(each.split("_"), np.split(found, 1 + each.count("_"), axis=1), strict=True):
+            number = {"gate": 1, "down": 2, "up": 3}[part]
+            at, end = ("ffn.", f"w{number}") if kind == "deepseek4" else ("mlp.", f"{part}_proj")
+            tensors |= {f"{layer}{at}experts.{i}.{end}.weight": expert for i, expert in enumerate(rows)}
+    return tensors
+
+
 def joined(folder, kind):
     model = ModelFile.open(parted(draft_file(KINDS[kind][0]))[0])
     return with_mtp(model, open_model(folder, REGISTRY, Progress()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"deepseek4"}))
 def test_layers_in_safetensors_draft_as_those_in_the_model_s_gguf_file(kind, tmp_path):
     folder, name = published(tmp_path / "model", kind), KINDS[kind][0]
     run = runs(name)[-1]
@@ -119,6 +193,10 @@ def test_whatever_is_not_understood_of_a_layer_is_refused_and_the_model_s_own_te
             joined(folder, kind)
         return str(error.value)
 
+    with_few = refused("deepseek4", dict, compress_ratios=[0, 0, 4, 128])
+    assert "compress_ratios to [0, 0, 4, 128], expected 5" in with_few
+    halved = refused("deepseek4", lambda own: {key: each for key, each in own.items() if key != "mtp.0.h_proj.weight"})
+    assert "is made of mtp.0.e_proj.weight, expected e_proj.weight and h_proj.weight" in halved
     other = "mtp.layers.0.self_attn.sinks"
     assert f"tensors {other} are not" in refused("qwen35", lambda own: own | {other: np.ones(2, np.float32)})
     assert "of 'qwen4' are not read from safetensors" in refused("qwen35", dict, model_type="qwen4")
@@ -129,6 +207,20 @@ def test_whatever_is_not_understood_of_a_layer_is_refused_and_the_model_s_own_te
     assert "for 1 layers of architecture 'glm4moe'" in refused("glm4moe", dict, num_hidden_layers=1)
     none = refused("speculators", lambda own: {"embed_tokens.weight": np.ones((2, 2), np.float32)})
     assert "no layers that predict further tokens, expected tensors such as mtp.fc.weight" in none
+
+
+def test_the_layer_of_deepseek_4_is_that_of_the_gguf_file_and_its_output_has_a_connection_of_its_own(tmp_path):
+    own, made = ModelFile.open(draft_file("mtp-deepseek4")), joined(published(tmp_path / "model", "deepseek4"), "deepseek4")
+    unread = ("scale", "exp_probs_b_vl.bias")  # by this family
+    for name, tensor in own.tensors.items():
+        if name.startswith("blk.4.") and (name.startswith("blk.4.hc_") or not name.removesuffix(".weight").endswith(unread)):
+            assert np.array_equal(made.tensors[name].floats(), tensor.floats()), name
+    for key in ("block_count", "attention.compress_ratios", "swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        assert np.array_equal(*(each.metadata[f"deepseek4.{key}"] for each in (made, own))), key
+    for file in (made, with_mtp(*map(ModelFile.open, parted(draft_file("mtp-deepseek4"))))):
+        plan = plan_of(file, REGISTRY)
+        names = [each.output.connection.coefficients.weight for each in (plan, plan.mtp[0])]
+        assert names == ["output_hc_fn.weight", "blk.4.nextn.hc_head_fn.weight"]
 
 
 def test_an_engine_drafts_with_a_model_s_folder(tmp_path, capsys):
