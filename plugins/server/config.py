@@ -275,7 +275,7 @@ def _variables(parser: Parser) -> dict[str, Any]:
     found = {}
     for variable, value in os.environ.items():
         name = variable.removeprefix(_VARIABLE).lower().replace("_", "-")
-        if not variable.startswith(_VARIABLE):
+        if not variable.startswith(_VARIABLE) or (name == "port" and "://" in value):  # as Kubernetes names a service `augury`
             continue
         if f"--{name}" in parser.flags:
             found[name] = value

@@ -109,6 +109,12 @@ def test_an_environment_variable_that_is_almost_a_flag_is_refused(served, monkey
         served()
 
 
+def test_what_kubernetes_says_of_a_service_of_this_name_is_no_flag(served, monkeypatch):
+    monkeypatch.setenv("AUGURY_PORT", "tcp://10.96.0.12:8080")
+    monkeypatch.setenv("AUGURY_SERVICE_PORT", "8080")
+    assert served("-m", str(tiny_model("llama-dense")))[0].port == 8080
+
+
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
