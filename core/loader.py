@@ -198,11 +198,11 @@ class Loader:
         """The loaded models, the target first."""
         return [context.model for context in self.contexts]
 
-    def open(self, reference: str | Path, draft: str | Path | None = None) -> ModelFile:
+    def open(self, reference: str | Path, draft: str | Path | None = None, quant: str | None = None) -> ModelFile:
         """The file that `reference` means, open until `close_files`: reading a large header twice would be felt.
 
         If the file `draft` has layers of the model that predict further tokens, and no others, they are the model's from then
-        on.
+        on, quantised to `quant`.
         """
         if str(reference) not in self._files:
             given = self._override_kv.get(str(reference))
@@ -210,8 +210,7 @@ class Loader:
         if draft is not None and is_mtp_alone(more := self.open(draft)):
             file = self._files[str(reference)]
             check_tokens(file, more)
-            more = quantized(more, quant_like(file), self._progress) if more.path.is_dir() else more
-            self._files[str(reference)] = with_mtp(file, more)
+            self._files[str(reference)] = with_mtp(file, self._quantized(more, quant, file))
         return self._files[str(reference)]
 
     def load(
@@ -291,12 +290,13 @@ class Loader:
 
     def _open_draft(self, reference: str | Path, quant: str | None) -> ModelFile:
         """The file of a draft model; one that was published as floats gets as many bits as the target, unless told."""
-        file = self.open(reference)
-        if quant is None and self._target is not None and file.path.is_dir():
-            quant = quant_like(self._target)
-        if quant is not None:
-            self._files[str(reference)] = file = quantized(file, quant, self._progress)
+        self._files[str(reference)] = file = self._quantized(self.open(reference), quant, self._target)
         return file
+
+    def _quantized(self, file: ModelFile, quant: str | None, target: ModelFile | None) -> ModelFile:
+        if quant is None and target is not None and file.path.is_dir():
+            quant = quant_like(target)
+        return file if quant is None else quantized(file, quant, self._progress)
 
     def keep_prompts(self, cache_ram: int, cache_disk: int | None) -> None:
         """Give each model a prompt cache. They share what `Engine.load` says as their slots share memory."""

@@ -9,6 +9,7 @@ from augury.files.gguf_writer import (
     add_weights as add_weights,
     gguf_file as gguf_file,
 )
+from augury.files.mtp_file import stored_mtp as stored_mtp
 from augury.files.quantized import NO_QUANT as NO_QUANT, quant_like as quant_like
 from augury.files.tensor_type import TensorType as TensorType
 from augury.hookspecs import hookimpl as hookimpl

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from augury.drafters.model.load_options import p_min_option, vocab_option
+from augury.drafters.model.load_options import p_min_option, quant_option, vocab_option
 from augury.drafters.model.model_drafter import FeatureDrafter
 from augury.drafters.model.mtp_runner import MtpRunner
 from augury.errors import UnsupportedError
@@ -29,6 +29,7 @@ class DraftMtpOptions:
 
     vocab: int | None = vocab_option()
     p_min: float = p_min_option("a draft ends where the best token is less probable than this, among the ten best")
+    quant: str | None = quant_option()
 
 
 class DraftMtp(FeatureDrafter):

@@ -203,7 +203,9 @@ class Engine(Receipts, Evaluations):
         if isinstance(rule, Synthetic) and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
         with loader.closed_on_failure() as made:
-            own, file = loader.open(model), loader.open(model, None if draft_model is None else str(draft_model))
+            of_mtp = next((member.options for drafter, member in chosen if drafter.traits.uses_mtp), None)
+            own = loader.open(model)
+            file = loader.open(model, None if draft_model is None else str(draft_model), getattr(of_mtp, "quant", None))
             n_ctx = context_size(n_ctx, plan_of(file, registry).n_ctx_train)
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max, placement)
             adapters = Adapters.open(lora, slots, file.architecture)

@@ -14,7 +14,25 @@ from attrs import evolve
 from augury.errors import ModelFileError
 from augury.files.gguf import ModelFile, Tensor
 
+_STORED = re.compile(r"(?:model\.)?(mtp\.layers|mtp_layers|mtp|layers)\.(\d+)\.(.+)")
 _OF_A_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def stored_mtp(name: str, n: int | None) -> tuple[int, str] | None:
+    """Which layer for further tokens a tensor of safetensors is of, from 0, and the rest of its name; None: of none.
+
+    Args:
+        name: As publishers name it.
+        n: How many layers the model has without these, as its settings say.
+
+    >>> stored_mtp("mtp.fc.weight", 48), stored_mtp("model.layers.61.enorm.weight", 61), stored_mtp("model.layers.60.x", 61)
+    ((0, 'fc.weight'), (0, 'enorm.weight'), None)
+    """
+    if (match := _STORED.fullmatch(name)) is None:
+        at, _, rest = name.removeprefix("model.").partition(".")
+        return (0, rest) if at == "mtp" else None
+    number = int(match[2]) - (0 if match[1] != "layers" else n if n is not None else 1 + int(match[2]))
+    return (number, match[3]) if number >= 0 else None
 
 
 def n_mtp_of(file: ModelFile) -> tuple[int, int]:

@@ -28,6 +28,16 @@ def vocab_option(where: str = "") -> Any:
     )
 
 
+def quant_option() -> Any:
+    """The type that a draft model, or layers from a folder, are quantised to."""
+    return option(
+        None,
+        help="what its matrices of floats are quantised to: q4_0, q4_1, q5_0, q5_1, q8_0 or none; unless given as the target's "
+        "where it is a folder of safetensors, else none",
+        aliases=("spec-draft-quant",),
+    )
+
+
 @frozen
 class LoadOptions:
     """Options of a draft model; options that are not given are the target's."""
@@ -47,12 +57,7 @@ class LoadOptions:
     cache_type_v: str | None = option(
         None, help="type of the values, the target's unless given", aliases=("ctvd", "cache-type-v-draft", "spec-draft-type-v")
     )
-    quant: str | None = option(
-        None,
-        help="what its matrices of floats are quantised to: q4_0, q4_1, q5_0, q5_1, q8_0 or none; unless given as the target's "
-        "where it is a folder of safetensors, else none",
-        aliases=("spec-draft-quant",),
-    )
+    quant: str | None = quant_option()
     backend: str | None = option(None, help="what computes it, the target's backend unless given", aliases=("backend-draft",))
     device: str | None = option(
         None,

@@ -14,6 +14,7 @@ from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import Tensor, mapped
 from augury.files.tensor_type import TensorType
 from augury.plugins.published_heads.pickled import pickled
+from augury.plugins.published_heads.pieces import pieces
 from augury.plugins.published_heads.scaled import SCALES, e8m0, fp8, mxfp4
 from augury.types import read_only
 
@@ -34,6 +35,7 @@ _NOT_READ = ("__metadata__", "t2d", "verifier_lm_head.weight", "verifier_norm.we
 _ALIGNMENT = 8  # that `Tensor` promises, and that files of some writers lack
 _LIMIT, _TOKENIZER_LIMIT = 1 << 24, 1 << 28  # bytes of a JSON file
 _MOST_TOKENS = 1 << 22
+_TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _SETTINGS, _TENSORS = "config.json", ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -154,10 +156,12 @@ class Folder:
         return Tensor(name, (stored.shape[0], 2 * stored.shape[1]), TensorType.MXFP4, read_only(made.reshape(-1)))
 
     def tokens(self) -> list[str]:
-        """The texts of tokens by id, without added ones; empty where it has no `tokenizer.json` and no `vocab.json`."""
-        path = next(filter(Path.is_file, (self.path / name for name in ("tokenizer.json", "vocab.json"))), None)
+        """The texts of tokens by id, without added ones; empty where no file has them (`_TOKENIZERS`)."""
+        path = next(filter(Path.is_file, (self.path / name for name in _TOKENIZERS)), None)
         if path is None:
             return []
+        if path.suffix == ".model":
+            return pieces(path)
         found = _json(path, _TOKENIZER_LIMIT)
         vocab = found["model"].get("vocab") if isinstance(found.get("model"), dict) else found
         ids = {each[0]: i for i, each in enumerate(vocab)} if isinstance(vocab, list) else vocab

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import evolve
 
+from augury.files.mtp_file import stored_mtp
 from augury.plugins.published_heads.folder import as_tensor
 from augury.plugins.published_heads.layers import Written
 
@@ -36,7 +37,6 @@ _ARCHITECTURES = {  # by `model_type`
     "step3p5": "step35",
 }
 _SHIFTED = ("qwen3next", "qwen35", "qwen35moe", "step35")  # their norms are stored without the 1
-_LAYER = re.compile(r"(mtp\.layers|mtp_layers|mtp|layers)\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"((?:mlp|ffn)\.experts\.)(\d+)\.(\w+\.weight)")
 _NEXTN = {  # of llama.cpp's names those of Qwen, speculators, and DeepSeek and GLM
     "eh_proj": ("fc", "input_proj", "eh_proj"),
@@ -76,16 +76,8 @@ _BY_STEM = {stem: name for name, stems in _NEXTN.items() for stem in stems}
 def mtp_names(folder: Folder) -> dict[str, tuple[int, str]]:
     """The tensors of such layers by name: the number of each layer, from 0, and the rest of the name."""
     n = folder.config.get("num_hidden_layers")
-    found = {}
-    for name in folder.names:
-        if (match := _LAYER.fullmatch(name)) is None:
-            if name.startswith("mtp."):
-                found[name] = (0, name.removeprefix("mtp."))
-        elif match[1] != "layers":
-            found[name] = (int(match[2]), match[3])
-        elif type(n) is int and int(match[2]) >= n:
-            found[name] = (int(match[2]) - n, match[3])
-    return found
+    found = {name: stored_mtp(name, n if type(n) is int else None) for name in folder.names}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def mtp(folder: Folder) -> Written:

@@ -9,7 +9,7 @@ import errno
 import io
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +20,7 @@ from augury.errors import ModelFileError
 from augury.files.atomic_file import not_stored
 from augury.hookspecs import hookimpl
 from augury.interfaces import FoundModel, Progress, Source, StoredModel
-from augury.plugins.sources.repository import SETTINGS, choose, head_of, models_of
+from augury.plugins.sources.repository import INDEX, MTP, SETTINGS, choose, head_of, models_of, mtp_of
 
 if TYPE_CHECKING:
     from augury.plugins.sources.repository import KnownFile
@@ -76,9 +76,8 @@ class HuggingFaceSource(Source):
             def download(name: str) -> Path:
                 return Path(hub.hf_hub_download(repo, name, tqdm_class=_bar(f"download {name}", progress)))
 
-            names = head_of(files) if quant is None and not models_of(files) else []
-            if not (names and _is_head(download(SETTINGS))):
-                names = choose(files, reference, quant)
+            of_gguf = models_of(files) and (quant or "").lower() != MTP
+            names = (not of_gguf and _in_safetensors(files, quant, download)) or choose(files, reference, quant)
             if known is not None:
                 known.check(reference, getattr(files[names[0]].lfs, "sha256", "that the Hub does not tell"))
             n_bytes = sum(files[name].size or 0 for name in names)
@@ -194,8 +193,22 @@ def _cached(repo: str, quant: str | None) -> Path | None:
         return snapshot / choose(_files(snapshot), repo, quant)[0]
     except ModelFileError:
         pass
-    names = head_of([path.name for path in snapshot.iterdir() if path.is_file()]) if quant is None else []
-    return snapshot if names and _is_head(snapshot / SETTINGS) else None
+    names = _in_safetensors([path.name for path in snapshot.iterdir() if path.is_file()], quant, snapshot.joinpath)
+    return snapshot if names else None
+
+
+def _in_safetensors(files: Collection[str], quant: str | None, file_of: Callable[[str], Path]) -> list[str]:
+    """The files of a head, or of a model's layers for further tokens, its settings first; empty of other models.
+
+    Args:
+        files: Their names.
+        quant: `MTP` for the latter.
+        file_of: Brings a file.
+    """
+    if quant is not None and quant.lower() == MTP and {SETTINGS, INDEX} <= {*files}:
+        return mtp_of(files, *(file_of(name).read_text("utf-8", "replace") for name in (SETTINGS, INDEX)))
+    names = head_of(files) if quant is None or quant.lower() == MTP else []
+    return names if names and (quant or _is_head(file_of(SETTINGS))) else []
 
 
 def _is_head(settings: Path) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from attrs import frozen
 
 from augury.errors import ModelFileError
+from augury.files.mtp_file import stored_mtp
 
 
 @frozen
@@ -32,6 +34,10 @@ class KnownFile:
 _PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})$")
 _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4|NVFP4)\w*)$", re.IGNORECASE)
 SETTINGS, _SAFETENSORS, _PICKLED = "config.json", ".safetensors", re.compile(r"pytorch_model.*\.bin")
+INDEX = "model.safetensors.index.json"
+_TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
+MTP = "mtp"
+"""In place of a quant: the layers that predict further tokens, of a repository in safetensors."""
 _DEFAULT_QUANT = "Q4_K_M"
 
 
@@ -44,9 +50,12 @@ def choose(files: Iterable[str], reference: str, quant: str | None) -> list[str]
     >>> choose(["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf"], "hf:o/m:q8_0", "q8_0")
     ['m-Q8_0.gguf']
     """
-    models = _by_stem(files)
-    if not models:
-        raise ModelFileError(f"{reference}: the repository has no .gguf files; look for one whose name ends in -GGUF")
+    files = list(files)
+    if not (models := _by_stem(files)):
+        further = (
+            f", or draft with its layers for further tokens, if it has some: -md {reference}:{MTP}" if INDEX in files else ""
+        )
+        raise ModelFileError(f"{reference}: the repository has no .gguf files; look for one whose name ends in -GGUF{further}")
     found = [stem for stem in models if quant is None or _fits(stem, quant)]
     if quant is None and len(found) > 1:
         found = [stem for stem in found if _fits(stem, _DEFAULT_QUANT)] or found
@@ -60,8 +69,10 @@ def choose(files: Iterable[str], reference: str, quant: str | None) -> list[str]
     return parts
 
 
-def head_of(files: Iterable[str]) -> list[str]:
+def head_of(files: Collection[str]) -> list[str]:
     """The files of a whole model in safetensors, or else of PyTorch's, its settings first; empty where there is none.
+
+    Of files with a tokenizer the first comes along, whose tokens are compared with the target's.
 
     >>> head_of(["README.md", "model.safetensors", "config.json"])
     ['config.json', 'model.safetensors']
@@ -74,7 +85,32 @@ def head_of(files: Iterable[str]) -> list[str]:
     names = names or sorted(filter(_PICKLED.fullmatch, files))
     split = _PART.search(names[0].rpartition(".")[0]) if names else None
     is_whole = split is None or len(names) == int(split["count"])
-    return [SETTINGS, *names] if names and SETTINGS in files and is_whole else []
+    return [SETTINGS, *names, *_tokenizer(files)] if names and SETTINGS in files and is_whole else []
+
+
+def mtp_of(files: Collection[str], settings: str, index: str) -> list[str]:
+    """The files that have the layers for further tokens of a model in safetensors, its settings first; empty where none has.
+
+    Args:
+        files: Of the repository.
+        settings: What is in `SETTINGS`.
+        index: What is in `INDEX`: which file has a tensor.
+
+    >>> tensors = {"model.layers.0.x.weight": "model-00001.safetensors", "mtp.fc.weight": "model-00002.safetensors"}
+    >>> mtp_of(["config.json", *tensors.values()], "{}", json.dumps({"weight_map": tensors}))
+    ['config.json', 'model-00002.safetensors']
+    """
+    try:
+        config, shards = json.loads(settings), json.loads(index)["weight_map"]
+        n = config.get("num_hidden_layers", (config.get("text_config") or {}).get("num_hidden_layers"))
+        names = {shards[name] for name in shards if stored_mtp(name, n if type(n) is int else None)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return [SETTINGS, *sorted(names), *_tokenizer(files)] if names and {SETTINGS, *names} <= {*files} else []
+
+
+def _tokenizer(files: Collection[str]) -> list[str]:
+    return [next(name for name in _TOKENIZERS if name in files)] if {*_TOKENIZERS} & {*files} else []
 
 
 def models_of(files: Iterable[str]) -> Mapping[str, list[str]]:

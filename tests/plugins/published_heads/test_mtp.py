@@ -21,7 +21,7 @@ from augury.files.models import open_model
 from augury.files.mtp_file import n_mtp_of, with_mtp
 from augury.files.quantized import quantized
 from augury.interfaces import Progress
-from augury.loader import plan_of
+from augury.loader import Loader, make_backend, plan_of
 
 QWEN = {
     "input_layernorm": "attn_norm",
@@ -242,7 +242,8 @@ def test_an_engine_drafts_with_a_model_s_folder(tmp_path, capsys):
 
 def test_layers_get_as_many_bits_as_the_model_and_what_chooses_experts_keeps_its_floats(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    file = open_model(published(tmp_path / "model", "glm4moe"), REGISTRY, Progress())
+    folder = published(tmp_path / "model", "glm4moe")
+    file = open_model(folder, REGISTRY, Progress())
     kinds = {name.removeprefix("blk.2."): each.type.name for name, each in quantized(file, "q8_0", Progress()).tensors.items()}
     expected = {
         "attn_q.weight": "Q8_0",
@@ -251,3 +252,7 @@ def test_layers_get_as_many_bits_as_the_model_and_what_chooses_experts_keeps_its
         "nextn.enorm.weight": "F32",
     }
     assert kinds | expected == kinds
+    loader = Loader(REGISTRY, make_backend(REGISTRY, "reference"), Progress())
+    for quant, kind in ((None, "F32"), ("q4_0", "Q4_0")):  # as the model, and as told
+        model = loader.open(parted(draft_file("mtp-glm4moe"))[0], folder, quant)
+        assert model.tensors["blk.2.attn_q.weight"].type.name == kind

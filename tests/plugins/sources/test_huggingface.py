@@ -1,6 +1,7 @@
 """The source that asks the Hugging Face Hub, through huggingface_hub, against a Hub on this machine."""
 
 import functools
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -98,12 +99,34 @@ def test_a_split_model_comes_whole_and_its_first_part_is_returned(hub):
 def test_a_head_in_safetensors_is_downloaded_as_a_folder_and_found_there(hub):
     weights = {f"model-{i:05}-of-00002.safetensors": bytes([i]) * 99 for i in (1, 2)}
     settings = b'{"architectures": ["LlamaForCausalLMEagle3"]}'
-    hub.repositories["owner/head"] = {"README.md": b"", "pytorch_model.bin": b"0", "config.json": settings} | weights
+    kept = {"config.json": settings, "tokenizer.json": b"{}"} | weights
+    hub.repositories["owner/head"] = {"README.md": b"", "pytorch_model.bin": b"0"} | kept
     folder = fetch("hf:owner/head")
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"config.json": settings} | weights
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
     assert HuggingFaceSource.find("owner/head", Path()) == folder
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert HuggingFaceSource.find("owner/head", Path()) is None
+
+
+def test_of_a_large_model_only_the_files_with_layers_for_further_tokens_are_downloaded(hub):
+    shards = [f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3)]
+    names = ["model.embed_tokens.weight", "model.layers.1.mlp.x.weight", "model.layers.2.eh_proj.weight"]
+    index = json.dumps({"weight_map": dict(zip(names, shards, strict=True))}).encode()
+    settings = b'{"architectures": ["DeepseekV3ForCausalLM"], "text_config": {"num_hidden_layers": 2}}'
+    own = {"config.json": settings, "model.safetensors.index.json": index, "tokenizer.model": b"t", "vocab.json": b"{}"}
+    hub.repositories["owner/big"] = own | {name: name.encode() * 99 for name in shards}
+    with pytest.raises(ModelFileError, match=r"no \.gguf files; .*: -md hf:owner/big:mtp"):
+        fetch("hf:owner/big")
+    folder = fetch("hf:owner/big:mtp")
+    assert {path.name for path in folder.iterdir()} == {*own, shards[2]} - {"tokenizer.model"}
+    hub.asked.clear()
+    assert fetch("hf:owner/big:MTP") == HuggingFaceSource.find("hf:owner/big:mtp", Path()) == folder
+    assert hub.asked == []
+    (folder / shards[2]).unlink()
+    assert HuggingFaceSource.find("hf:owner/big:mtp", Path()) is None
+    hub.repositories["owner/none"] = {**own, "config.json": b'{"num_hidden_layers": 9}'}
+    with pytest.raises(ModelFileError, match=r"no \.gguf files"):
+        fetch("hf:owner/none:mtp")
 
 
 @pytest.mark.parametrize("settings", [b'{"architectures": ["LlamaForCausalLM"]}', b"[]", b"{"])
