@@ -20,24 +20,22 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
         description="Compute layers of models, or draft models, for engines on other machines, which name this one in --device "
         "or -devd as node:HOST:PORT. Both have a copy of the model and the same version of augury.",
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:7070", help="where (default: %(default)s)")
-    parser.add_argument("--backend", default="auto", metavar="NAME", help="what computes: see augury plugins (default: auto)")
-    parser.add_argument("-t", "--threads", type=count(least=1), metavar="N", help="threads (default: one per physical core)")
-    parser.add_argument(
-        "--key",
-        type=Path,
-        metavar="FILE",
-        help=f"a file with the key that engines must have, made where there is none; they name their copy in {KEY_FILE} "
+    parser.flag("--listen HOST:PORT", "where (default: %(default)s)", default="127.0.0.1:7070")
+    parser.flag("--backend NAME", "what computes: see augury plugins (default: auto)", default="auto")
+    parser.flag("-t --threads N", "threads (default: one per physical core)", count(least=1))
+    parser.flag(
+        "--key FILE",
+        f"a file with the key that engines must have, made where there is none; they name their copy in {KEY_FILE} "
         "(default: everyone who reaches the address may connect)",
+        Path,
     )
-    parser.add_argument(
-        "--delay-ms",
-        type=count(least=0),
+    parser.flag(
+        "--delay-ms N",
+        "answer so many milliseconds later, to try how a longer way would do (default: %(default)s)",
+        count(least=0),
         default=0,
-        metavar="N",
-        help="answer so many milliseconds later, to try how a longer way would do (default: %(default)s)",
     )
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="say more about what is done")
+    parser.flag("-v --verbose", "say more about what is done", action="count", default=0)
     parser.set_defaults(run=_run, registry=registry)
 
 

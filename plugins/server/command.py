@@ -74,11 +74,11 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser.foreign = FOREIGN_FLAGS_IN_SERVE
     add_sampling_flags(parser, registry)
     add_template_flags(parser)
-    parser.add_argument(
+    parser.flag(
         "--reasoning-format",
+        "none leaves reasoning in the content of answers, the others separate it (default: auto)",
         choices=("none", "deepseek", "auto"),
         default="auto",
-        help="none leaves reasoning in the content of answers, the others separate it (default: auto)",
     )
     parser.show_first(f"{FIRST_FLAGS} --host --port --api-key --chat-template -v", words=("model",))
     parser.set_defaults(run=partial(_run, parser))

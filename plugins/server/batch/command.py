@@ -46,11 +46,10 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         'requests: {"custom_id", "method", "url", "body"}',
     )
     parser.add_argument("output", type=Path, metavar="OUT", help="where answers are added, by id, as they come")
-    parser.add_argument("--ordered", action="store_true", help="add answers in the order of their lines")
-    parser.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="answer on all nodes of a Ray cluster: HOST:PORT, ray://HOST:PORT, auto for the one of this machine, "
+    parser.flag("--ordered", "add answers in the order of their lines")
+    parser.flag(
+        "--ray ADDRESS",
+        "answer on all nodes of a Ray cluster: HOST:PORT, ray://HOST:PORT, auto for the one of this machine, "
         "or local for one that is started here; a worker on each node, or as many as -t leaves cores for",
     )
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
