@@ -13,7 +13,7 @@ from importlib import metadata
 
 from augury.cli import chat, evaluate, inspect, models, plugins, run, verify
 from augury.cli.parser import Parser
-from augury.errors import AuguryError
+from augury.errors import AuguryError, OptionError
 from augury.log import LINE
 from augury.memory_limit import lack_of_memory
 from augury.registry import Registry
@@ -83,7 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     if logging.lastResort is not None:  # of plugins that cannot be used, before a command's flags set the logging
         logging.lastResort.setFormatter(logging.Formatter(LINE))
-    args = make_parser(Registry.discover(), words).parse_args(words)
+    parser = make_parser(Registry.discover(), words)
+    if not words:
+        parser.print_help(sys.stderr)
+        return OptionError.exit_code
+    args = parser.parse_args(words)
     return int(args.run(args))
 
 

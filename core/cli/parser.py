@@ -170,7 +170,7 @@ class Parser(argparse.ArgumentParser):
             places = {"-m": "a model is given by -m", "-p": "a prompt by -p"}
             advice = [text for flag, text in places.items() if flag in self.flags]
             raise OptionError(
-                f"{unknown[0]!r} was not expected here; {', '.join([*advice, 'quote text that contains spaces'])}"
+                f"{unknown[len(self.words)]!r} was not expected here; {', '.join([*advice, 'quote text that contains spaces'])}"
             )
         known.typed = {**getattr(known, "typed", {}), **scan.typed}
         if self.foreign and (variables := sorted(name for name in os.environ if _VARIABLE.fullmatch(name))):

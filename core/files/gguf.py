@@ -310,6 +310,8 @@ def mapped(path: Path, kind: str = "a GGUF file") -> tuple[mmap.mmap, tuple[int,
             found = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             inside = ", ".join(sorted(each.name for each in path.glob("*.gguf"))[:3])  # of a directory
             hint = f"; name a file in it, such as {inside}" if inside else ""
+            if not inside and (path / "config.json").exists():
+                hint = "; llama.cpp's convert_hf_to_gguf.py makes one of it, see Models in docs/guide.md"
             raise ModelFileError(f"{path}: is {found}, expected {kind}{hint}")
         if status.st_size == 0:
             raise ModelFileError(f"{path}: is empty, expected {kind}")

@@ -303,10 +303,9 @@ def test_stats_show_drafting(capsys):
         (
             ["run", "Once", "upon", "a", "time"],
             2,
-            "'Once' was not expected here; a model is given by -m, a prompt by -p, quote",
+            "'a' was not expected here; a model is given by -m, a prompt by -p, quote",
         ),
-        (["chat", "NAME", "Hi"], 2, "'NAME' was not expected here"),
-        ([], 2, "COMMAND"),
+        (["chat", "NAME", "Hi"], 2, "'Hi' was not expected here"),
         (["inspect", "-m", "x"], 2, "augury inspect has no flag -m; MODEL is given without a flag; see --help"),
         (["server"], 2, "there is no command 'server'; did you mean 'serve'?"),
         (["llama-cli", "-m", "x"], 2, "there is no command 'llama-cli'; known: batch, bench, cache, chat, completion, "),
@@ -318,6 +317,12 @@ def test_errors_are_one_line_that_names_what_is_wrong(capsys, words, code, expec
     lines = [line for line in err.splitlines() if not line.startswith("WARNING")]
     assert len(lines) == 1
     assert expected in lines[0]
+
+
+def test_the_help_is_shown_where_no_command_is_given(capsys):
+    code, out, err = run(capsys)
+    assert (code, out) == (2, "")
+    assert err == run(capsys, "--help")[1]
 
 
 def test_plugins_are_listed_with_options(capsys):

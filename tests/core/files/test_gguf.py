@@ -463,11 +463,12 @@ def test_a_huge_file_of_zeros_is_refused_before_its_strings_are_read(tmp_path):
     [
         (lambda path: path.mkdir(), "is a directory, expected a GGUF file"),
         (lambda path: (path.mkdir(), (path / "m.gguf").touch()), "expected a GGUF file; name a file in it, such as m.gguf"),
+        (lambda path: (path.mkdir(), (path / "config.json").touch()), "llama.cpp's convert_hf_to_gguf.py makes one of it, see"),
         (os.mkfifo, "is not a regular file"),
         (lambda path: path.symlink_to(path), "cannot be read: Too many levels of symbolic links"),
         (lambda _: None, "cannot be read: No such file or directory"),
     ],
-    ids=["directory", "directory of models", "pipe", "link to itself", "nothing"],
+    ids=["directory", "directory of models", "model in another format", "pipe", "link to itself", "nothing"],
 )
 def test_what_is_no_file_is_an_error(make, message, tmp_path):
     make(tmp_path / "x.gguf")

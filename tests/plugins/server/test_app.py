@@ -397,7 +397,7 @@ def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypa
         (["--api-key-file", "missing.txt"], "missing.txt"),
         (["--api-key", ""], "--api-key names no key; leave it out to serve everyone"),
         (["--no-such-flag"], "has no flag --no-such-flag"),
-        (["smollm2", "x"], "'smollm2' was not expected here; a model is given by -m, quote text that contains spaces"),
+        (["smollm2", "x"], "'x' was not expected here; a model is given by -m, quote text that contains spaces"),
         (["--host", ","], "--host names no address"),
         (["--port", "99999"], "port is '99999', expected 0 to 65535"),
         (["--cors-origins", "page.example"], "origins such as https://chat.example"),
