@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import run
 
 from augury import Engine, Registry
 from augury.files.models import resolve
@@ -101,3 +104,15 @@ def test_chatting_and_streaming_give_the_same_text(model):
         stopped = engine.generate(messages=MESSAGES, max_tokens=48, temperature=0.0, stop="peculate")
     assert stopped.finish_reason == "stop"
     assert stopped.text == whole.text[: whole.text.index("peculate")]
+
+
+def test_the_guide_s_first_steps_write_what_it_shows(model, capsys):
+    page = (Path(__file__).parents[1] / "docs/guide.md").read_text()
+    shown = re.search(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
+    written = []
+    for line in re.findall(r"^\$ augury (.*)$", shown, re.MULTILINE):
+        code, out, _ = run(capsys, *(model if word == "smollm2" else word for word in shlex.split(line)))
+        assert code == 0
+        written.append(f"$ augury {line}\n{out}")
+    assert len(written) == 2
+    assert "".join(written) == shown
