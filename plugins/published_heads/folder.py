@@ -14,7 +14,6 @@ from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import Tensor, mapped
 from augury.files.tensor_type import TensorType
 from augury.plugins.published_heads.pickled import pickled
-from augury.plugins.published_heads.pieces import pieces
 from augury.plugins.published_heads.scaled import SCALES, e8m0, fp8, mxfp4
 from augury.types import read_only
 
@@ -161,7 +160,7 @@ class Folder:
         if path is None:
             return []
         if path.suffix == ".model":
-            return pieces(path)
+            return _pieces(path)
         found = _json(path, _TOKENIZER_LIMIT)
         vocab = found["model"].get("vocab") if isinstance(found.get("model"), dict) else found
         ids = {each[0]: i for i, each in enumerate(vocab)} if isinstance(vocab, list) else vocab
@@ -257,6 +256,19 @@ def _header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
         raise ModelFileError(f"{path}: no usable safetensors file ({error}); download it again") from None
     start = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:start]), start
+
+
+def _pieces(path: Path) -> list[str]:
+    """The texts by id of SentencePiece's file."""
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        found = SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        message = f"{path}: it has no tokens by id ({error}); remove it, and they are not compared with the target's"
+        raise ModelFileError(message) from None
+    texts: list[str] = found.id_to_piece([*range(found.vocab_size())])
+    return texts
 
 
 def _json(path: Path, limit: int = _LIMIT) -> dict[str, Any]:
