@@ -86,6 +86,7 @@ def record(name, **names):
 # Operations of a warp, which all of its 32 lanes take part in
 
 if SIMULATED:
+    from augury.backends.numba_cuda.kernels.simulated_sums import add_products
     from augury.backends.numba_cuda.kernels.simulator import meet
 
     def warp_max(value):
@@ -145,33 +146,33 @@ if SIMULATED:
         return meet((a, b, p), _products)
 
     def mma_halves(a, b, c, d, p, q, *sums):
-        """Four floats, with the added products of 16 x 16 and 16 x 8 halves, by `mma.m16n8k16`.
-
-        Sums are of double precision here, and rounded once; a device may round otherwise, each sum in one way.
-        """
+        """Four floats, with the added products of 16 x 16 and 16 x 8 halves, by `mma.m16n8k16` of compute capability 9.0."""
         return meet(((a, b, c, d, p, q), sums), _added)
 
     def _added(values):
         held, sums = zip(*values, strict=True)
-        with np.errstate(invalid="ignore", over="ignore"):
-            found = _product(np.array(held, np.uint32).view(np.float16).astype(np.float64))
-            return [*map(tuple, (np.array(sums, np.float32) + found).astype(np.float32))]
+        first, second = _matrices(np.array(held, np.uint32).view(np.uint16), 2)
+        sums = np.array(sums, np.float32).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
+        return [*map(tuple, _to_lanes(add_products(first, second, sums)))]
 
     def _products(values):
-        return [*map(tuple, _product(np.array(values, np.uint32).view(np.int8).astype(np.int32)).tolist())]
+        first, second = _matrices(np.array(values, np.uint32).view(np.int8).astype(np.int32), 4)
+        return [*map(tuple, _to_lanes(first @ second).tolist())]
 
-    def _product(held):
-        """The lanes' results by the PTX ISA; each gives words of m = 4 bytes or 2 halves, held (32, words * m).
+    def _matrices(held, m):
+        """Both matrices by the PTX ISA, of the lanes' words of m = 4 bytes or 2 halves, held (32, words * m).
 
-        Lane 4 g + i has rows g and g + 8 of the first matrix, columns m i to m i + m - 1 and those 4 m further on; of the
-        second one column g and such rows; of the product rows g and g + 8, columns 2 i and 2 i + 1.
+        Lane 4 g + i has rows g and g + 8 of the first matrix, columns m i to m i + m - 1 and those 4 m further on, and of the
+        second one column g and such rows.
         """
-        m = 4 if held.dtype == np.int32 else 2
         held = held.reshape(8, 4, -1, m)
         n = held.shape[2] // 3  # times 4 m columns
         first = held[:, :, : 2 * n].reshape(8, 4, n, 2, m).transpose(3, 0, 2, 1, 4).reshape(16, 4 * m * n)
-        second = held[:, :, 2 * n :].transpose(2, 1, 3, 0).reshape(4 * m * n, 8)
-        return (first @ second).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(WARP, 4)
+        return first, held[:, :, 2 * n :].transpose(2, 1, 3, 0).reshape(4 * m * n, 8)
+
+    def _to_lanes(product):
+        """What the lanes have of a (16, 8) product: lane 4 g + i rows g and g + 8, columns 2 i and 2 i + 1."""
+        return product.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(WARP, 4)
 
     def _tree(values, steps):
         """The sums of each lane's value with the one so many lanes away, in float32."""

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from support.sources import ROOT
 
 from augury.backends.numba_cuda.kernels import dialect, instructions as gpu, simulator
 from augury.backends.numba_cuda.kernels.dialect import cuda
+from augury.backends.numba_cuda.kernels.simulated_sums import add_products
 
 RNG = np.random.default_rng(5)
 WORDS = [*(int(word) for word in RNG.integers(0, 2**32, 40, np.uint32)), 0, 0x80808080, 0x7F7F7F7F, 0xFFFFFFFF]
@@ -114,6 +116,72 @@ def test_fragments_of_tensor_cores(n_columns):
             assert value == (a @ b)[(lane >> 2) + 8 * (i >= 2), (lane & 3) * 2 + (i & 1)]
 
 
+def cut_off_sums(a, b, c):
+    """(16, 8) float32, to which the products of (16, 16) and (16, 8) halves are added as `simulated_sums` says, by numpy."""
+
+    def parts(numbers, least, n_bits):
+        exponents = np.maximum(np.frexp(numbers.astype(np.float64))[1] - 1, least)
+        return np.ldexp(numbers.astype(np.float64), n_bits - exponents).astype(np.int64), exponents
+
+    (a, a_exponents), (b, b_exponents), (c, exponents) = parts(a, -14, 10), parts(b, -14, 10), parts(c, -126, 23)
+    terms = np.concatenate([a[:, :, None] * b << 5, c[:, None] << 2], axis=1)
+    exponents = np.concatenate([a_exponents[:, :, None] + b_exponents, exponents[:, None]], axis=1)
+    top = np.maximum(np.where(terms == 0, -1000, exponents).max(axis=1), -133)
+    sums = (np.sign(terms) * (abs(terms) >> np.clip(top[:, None] - exponents, 0, 62))).sum(axis=1)
+    n_cut = np.maximum(np.frexp(sums)[1] - 24, np.maximum(-124 - top, 0))
+    with np.errstate(over="ignore"):
+        return np.ldexp((np.sign(sums) * (abs(sums) >> n_cut << n_cut)).astype(np.float64), top - 25).astype(np.float32)
+
+
+def halves_of(shape, share_of_zeros=0.0, most=0x7BFF):
+    """Halves of random bits, of which some are 0."""
+    halves = (RNG.integers(0, most + 1, shape) | RNG.integers(0, 2, shape) << 15).astype(np.uint16).view(np.float16)
+    return np.where(RNG.random(shape) < share_of_zeros, np.float16(0), halves)
+
+
+@pytest.mark.parametrize("device", ["H100", "H200"])
+def test_sums_of_products_of_halves_are_those_that_were_measured(device):
+    with np.load(ROOT / "tests/data/tensor_cores.npz") as measured:
+        first, second, before, after = (measured[f"{device}.{name}"] for name in ("first", "second", "before", "after"))
+    found = []
+    for i in range(0, len(first), 4):  # on the diagonal of a product
+        rows, columns, sums = np.zeros((16, 16), np.uint16), np.zeros((16, 8), np.uint16), np.zeros((16, 8), np.uint32)
+        rows[:4], columns[:, :4], sums[range(4), range(4)] = first[i : i + 4], second[i : i + 4].T, before[i : i + 4]
+        found += np.diag(add_products(rows, columns, sums.view(np.float32)))[:4].tolist()
+    assert np.array_equal(np.array(found, np.float32).view(np.uint32), after)
+    rounded = before.view(np.float32) + (first.view(np.float16).astype(np.float64) * second.view(np.float16)).sum(axis=1)
+    assert np.mean(np.array(found, np.float32) == rounded.astype(np.float32)) < 0.7, "others are cut off otherwise"
+
+
+@pytest.mark.parametrize(("share_of_zeros", "most"), [(0.0, 0x7BFF), (0.7, 0x7BFF), (0.1, 0x3FF), (0.0, 0x4000)])
+def test_sums_of_any_halves_are_cut_off_and_depend_on_no_order(share_of_zeros, most):
+    for _ in range(20):
+        a, b = halves_of((16, 16), share_of_zeros, most), halves_of((16, 8), share_of_zeros, most)
+        c = np.ldexp(halves_of((16, 8), share_of_zeros, most).astype(np.float32), RNG.integers(-140, 110))
+        found, order = add_products(a.view(np.uint16), b.view(np.uint16), c), RNG.permutation(16)
+        assert np.array_equal(found, cut_off_sums(a, b, c))
+        a, b = (np.ascontiguousarray(each).view(np.uint16) for each in (a[:, order], b[order]))
+        assert np.array_equal(add_products(a, b, c), found)
+
+
+def test_sums_with_what_is_no_number():
+    a, b, c = np.zeros((16, 16), np.float16), np.zeros((16, 8), np.float16), np.zeros((16, 8), np.float32)
+    a[0, 3], b[3, :3], a[1, 0], c[2, 2], a[3, 1], b[1, :4], c[3] = (
+        np.inf,
+        (1, -2, 0),
+        np.nan,
+        -np.inf,
+        6e4,
+        6e4,
+        np.finfo("f4").max,
+    )
+    found = add_products(a.view(np.uint16), b.view(np.uint16), c)
+    assert np.array_equal(found[0, :3], [np.inf, -np.inf, np.nan], equal_nan=True)
+    assert np.isnan(found[1]).all()
+    assert found[2, 2] == -np.inf
+    assert (found[3] == np.finfo("f4").max).all(), "less than its last place"
+
+
 def test_fragments_of_halves():
     """By the figures of the PTX ISA, section "Matrix Fragments for mma.m16n8k16 with floating point type", of .f16."""
     a, b = (RNG.standard_normal(shape).astype(np.float16) for shape in ((16, 16), (16, 8)))
@@ -124,10 +192,10 @@ def test_fragments_of_halves():
         second = [b[within * 2 + (i & 1) + 8 * (i >= 2), group] for i in range(4)]
         sums = [c[group + 8 * (i >= 2), within * 2 + (i & 1)] for i in range(4)]
         held.append((*np.array(first + second).view(np.uint32).tolist(), *sums))
-    found, right = of_warp(lambda given: dialect.mma_halves(*given), held), c + a.astype(np.float64) @ b.astype(np.float64)
+    found, right = of_warp(lambda given: dialect.mma_halves(*given), held), cut_off_sums(a, b, c)
     for lane, values in enumerate(found):
         for i, value in enumerate(values):
-            assert value == np.float32(right[(lane >> 2) + 8 * (i >= 2), (lane & 3) * 2 + (i & 1)])
+            assert value == right[(lane >> 2) + 8 * (i >= 2), (lane & 3) * 2 + (i & 1)]
     assert of_warp(dialect.quad_max, [float(i % 7) for i in range(32)])[5:9] == [6.0] * 3 + [4.0]
     assert of_warp(dialect.quad_sum, [float(i) for i in range(32)])[3:6] == [6.0, 22.0, 22.0]
 
