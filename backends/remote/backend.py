@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
 
 _PREFIX = "node:"
-_CONNECT_S = 5.0
-_ANSWER_S = 60.0  # of one that is there, and may have to import its backend first
 SENT_OPTIONS = ("n_slots", "n_ctx", "cache_type_k", "cache_type_v", "draft_max")
 """Fields of `ModelOptions` that a node loads by; threads and devices are its own."""
 _VERSIONS = ("augury", "numba", "llvmlite", "numpy")  # which kernels are compiled from and by
@@ -88,7 +86,7 @@ class RemoteBackend(Backend):
         """
         if self._file is None:
             raise UnsupportedError(f"the file of {plan.architecture} is not known to the node yet; ask memory_needed first")
-        return spec_of(asked(self.endpoint, request_of("spec", self._file, plan, options), _ANSWER_S))
+        return spec_of(asked(self.endpoint, request_of("spec", self._file, plan, options)))
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         from augury.backends.remote.model import RemoteModel
@@ -113,13 +111,13 @@ def plan_digest(plan: ModelPlan) -> str:
 
 def hello(endpoint: Endpoint) -> Message:
     """What a node tells of itself."""
-    return asked(endpoint, Message("hello", {"versions": versions()}), _CONNECT_S)
+    return asked(endpoint, Message("hello", {"versions": versions()}))
 
 
-def asked(endpoint: Endpoint, message: Message, timeout_s: float) -> Message:
+def asked(endpoint: Endpoint, message: Message) -> Message:
     """A node's answer to one question."""
     with closing(endpoint.connect()) as connection:
-        return connection.ask(message, timeout_s)
+        return connection.ask(message)
 
 
 def request_of(kind: str, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Message:

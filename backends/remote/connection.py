@@ -14,6 +14,7 @@ from augury.errors import AuguryError, CapacityError, LostDeviceError, ModelFile
 if TYPE_CHECKING:
     import zmq
 
+_CONNECT_S = 5.0  # until a node is there; one that is may take as long as it needs for an answer
 _BEAT_MS = 1000  # between signs of life, which the other side's library answers while it computes
 _SILENCE_MS = 2500  # after one of them, until the other side counts as gone: 3.5 s in all
 _ERRORS = {kind.__name__: kind for kind in (AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError)}
@@ -64,8 +65,7 @@ class Connection:
         tune(self._socket, address)
         if key is not None:
             lock(self._socket, key, is_node=False)
-        failures = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | failures)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -75,16 +75,19 @@ class Connection:
             self.close()
             raise OptionError(f"node:{address} is no address ({error}), expected node:HOST:PORT") from None
 
-    def ask(self, message: Message, timeout_s: float | None = None) -> Message:
-        """Send a message and wait for the answer.
+    def ask(self, message: Message) -> Message:
+        """Send a message and wait for the answer, however busy the node is.
 
         Raises:
-            LostDeviceError: The node is gone, or has not answered in time.
+            LostDeviceError: There is no node within 5 s, or it is gone.
             AuguryError: By its kind, what the node answers instead.
         """
         self.send(message)
-        if (answer := self.receive(timeout_s)) is None:
-            raise LostDeviceError(f"no answer from a node at {self._address}; is `augury node --listen` running there?")
+        timeout_s: float | None = _CONNECT_S
+        while (answer := self.receive(timeout_s)) is None:
+            if not self._is_up:
+                raise LostDeviceError(f"no answer from a node at {self._address}; is `augury node --listen` running there?")
+            timeout_s = None
         return answer
 
     def send(self, message: Message) -> None:
@@ -111,9 +114,11 @@ class Connection:
     def _heed(self) -> None:
         from zmq.utils.monitor import recv_monitor_message
 
-        if recv_monitor_message(self._monitor)["event"] == zmq_library().EVENT_DISCONNECTED:
-            raise LostDeviceError(f"the node at {self._address} is gone")
-        raise UnsupportedError(f"the node at {self._address} does not take this key; name its key file in AUGURY_NODE_KEY")
+        zmq, event = zmq_library(), recv_monitor_message(self._monitor)["event"]
+        if event == zmq.EVENT_DISCONNECTED:
+            why = "is gone" if self._is_up else "does not take this key, or is no node; name its key file in AUGURY_NODE_KEY"
+            raise LostDeviceError(f"the node at {self._address} {why}")
+        self._is_up = True
 
     def close(self) -> None:
         """End the connection. May be called twice."""

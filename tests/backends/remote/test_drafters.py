@@ -1,13 +1,13 @@
 """Draft models and heads on a node: one trip a draft, and the same text whether the node is there or not."""
 
-from time import monotonic, sleep
+from time import monotonic
 
 import pytest
 from oracles.models import tiny_model
 from support.drafter_specs import head_specs
 from support.nodes import NodeOnThread
 
-from augury import Engine, Placement, Registry
+from augury import Engine, Registry
 from augury.backends.remote.model import RemoteModel
 
 REGISTRY = Registry.discover()
@@ -62,19 +62,6 @@ def test_a_draft_is_one_trip(node, trips):
     assert trips == ["check", *["forward"] * (stats.drafts + 1)], "the prompt's is one, too"
 
 
-def test_the_next_draft_is_written_elsewhere_while_one_is_verified(node, trips):
-    far = NodeOnThread(registry=REGISTRY, delay_s=0.01)
-    how = {"placement": Placement(f"CPU,node:{far.address},CPU"), "spec_fixed": False}
-    with load(f"draft-model:model={tiny_model('qwen2-dense')},device=node:{node.address}", "qwen2-dense", **how) as engine:
-        first = engine.generate(PROMPT, temperature=0, max_tokens=60)
-        stats = first.stats.drafters["draft-model"]
-    far.stop()
-    with load("none", "qwen2-dense") as engine:
-        assert engine.generate(PROMPT, temperature=0, max_tokens=60).tokens == first.tokens
-    assert stats.ahead_used > 0
-    assert len([kind for kind in trips if kind not in {"check", "forward"}]) <= 3, "what is asked of rows comes along later"
-
-
 @pytest.mark.parametrize("spec", ["draft-model", *HEADS])
 def test_a_drafter_that_vanishes_changes_no_text_and_drafts_again_when_it_is_back(node, spec):
     asked = {"temperature": 0.7, "seed": 7, "top_k": 8, "max_tokens": 60}
@@ -90,7 +77,7 @@ def test_a_drafter_that_vanishes_changes_no_text_and_drafts_again_when_it_is_bac
                 node.start()
         assert tuple(piece.token for piece in found) == right
         assert all(each.failed is None for each in running.result().stats.drafters.values())
-        end = monotonic() + 10
-        while not engine.generate(PROMPT, **asked).stats.n_drafted and monotonic() < end:
-            sleep(0.05)
-        assert engine.generate(PROMPT, **asked).stats.n_drafted > 0
+        end, n_drafted = monotonic() + 60, 0
+        while not n_drafted and monotonic() < end:
+            n_drafted = engine.generate(PROMPT, **asked).stats.n_drafted
+        assert n_drafted > 0

@@ -9,7 +9,7 @@ from support.nodes import node_on_thread
 from augury import Engine, Placement, Registry
 from augury.backends.numba_cpu import model as model_module
 from augury.backends.numba_cpu.kernels import isa
-from augury.backends.remote import RemoteBackend, RemoteOptions, backend as backend_module
+from augury.backends.remote import RemoteBackend, RemoteOptions, backend as backend_module, connection
 from augury.errors import LostDeviceError, OptionError, UnsupportedError
 from augury.files.models import open_model
 from augury.interfaces import Progress
@@ -137,7 +137,7 @@ def test_stages_with_other_instruction_sets_are_refused(node, monkeypatch):
 
 
 def test_where_no_node_is_that_is_said(monkeypatch):
-    monkeypatch.setattr(backend_module, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(connection, "_CONNECT_S", 0.2)
     with pytest.raises(LostDeviceError, match=r"no answer from a node at 127.0.0.1:1; is `augury node --listen` running there"):
         RemoteBackend.device("node:127.0.0.1:1")
     with pytest.raises(OptionError, match="expected node:HOST:PORT"):

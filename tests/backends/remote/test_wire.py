@@ -1,6 +1,9 @@
 """What a node does with messages that are none: it ends the connection's model, and serves the others."""
 
 import json
+import threading
+from contextlib import closing
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -12,9 +15,9 @@ from oracles.passes import run_of
 from support.nodes import node_on_thread
 
 from augury import Registry
-from augury.backends.remote import RemoteBackend, RemoteOptions
+from augury.backends.remote import RemoteBackend, RemoteOptions, connection as connection_module
 from augury.backends.remote.backend import hello, request_of, versions
-from augury.backends.remote.connection import Endpoint
+from augury.backends.remote.connection import Connection, Endpoint
 from augury.backends.remote.wire import Message, WireError
 from augury.errors import LostDeviceError, UnsupportedError
 from augury.files.models import open_model
@@ -159,6 +162,22 @@ def test_noise_ends_nobody_s_layers_but_its_own(node, talk, data):
     assert hello(Endpoint(node.address)).text("backend") == "numba-cpu"
 
 
+def test_a_node_that_is_there_is_waited_for_however_busy_it_is(node, monkeypatch):
+    question, receive, may_answer = Message("hello", {"versions": versions()}), Connection.receive, threading.Event()
+
+    def received(own, timeout_s=None):
+        answer = receive(own, timeout_s)
+        may_answer.set()
+        return answer
+
+    with closing(Endpoint(node.address).connect()) as connection:
+        connection.ask(question)
+        monkeypatch.setattr(connection_module, "_CONNECT_S", 0.0)
+        monkeypatch.setattr(Connection, "receive", received)
+        monkeypatch.setattr(node, "_handler", lambda _: lambda *_: (may_answer.wait(60), ({"n": 1}, {}))[1])
+        assert connection.ask(question).whole("n") == 1
+
+
 def test_layers_of_a_connection_that_has_ended_are_closed(node):
     file = open_model(tiny_model("llama-dense"), REGISTRY, Progress())
     before = len(node._loaded)
@@ -167,9 +186,8 @@ def test_layers_of_a_connection_that_has_ended_are_closed(node):
     model.close()
     with pytest.raises(LostDeviceError):
         model.forward(run_of([1]))
-    for _ in range(100):
-        if len(node._loaded) == before:
-            break
+    end = monotonic() + 60
+    while len(node._loaded) > before and monotonic() < end:
         hello(Endpoint(node.address))
     assert len(node._loaded) == before
     assert versions()["augury"]
