@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +20,16 @@ _ENVIRONMENT = {  # of Ray, where the user says nothing else
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # which hides GPUs from actors that ask for none
 }
+_QUIET = {  # likewise, of a cluster that is started here: figures that nobody reads, and looks at what seldom changes
+    "RAY_enable_metrics_collection": "0",
+    "RAY_event_stats": "0",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
+    "RAY_io_context_monitor_probe_interval_ms": "10000",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_task_events_report_interval_ms": "0",  # never
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",  # until a replica that has died is started again
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
+}
 _OBJECT_BYTES = 80 << 20  # of the memory for objects, of which prompts and tokens need next to nothing: Ray's least
 
 
@@ -26,8 +37,7 @@ def check_ray(what: str) -> None:
     """Raises UnsupportedError where Ray is not installed; `what` begins the message, as in "--ray needs"."""
     if find_spec("ray") is None:
         raise UnsupportedError(f"{what} ray, not installed here; install the extra: {install_command('ray')}")
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    _set(_ENVIRONMENT)
 
 
 def join(address: str) -> None:
@@ -40,7 +50,10 @@ def join(address: str) -> None:
 
     if ray.is_initialized():
         return
-    started: dict[str, Any] = {"include_dashboard": False, "object_store_memory": _OBJECT_BYTES} if address == LOCAL else {}
+    started: dict[str, Any] = {}
+    if address == LOCAL:
+        started = {"include_dashboard": False, "object_store_memory": _OBJECT_BYTES}
+        _set(_QUIET)
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **started)
@@ -51,6 +64,11 @@ def join(address: str) -> None:
         ) from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # which Ray has taken
+
+
+def _set(environment: Mapping[str, str]) -> None:
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
 
 
 def sent(args: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import time
 import pytest
 from support.commands import here, run
 
+from augury.plugins.ray import cluster
+
 N_KILLS = int(os.environ.get("KILLS", "2"))  # in mid-work
 
 FLAGS = [*here(), "-c", "64", "-n", "24", "-np", "2"]
@@ -57,6 +59,18 @@ def test_a_model_that_no_worker_can_load_is_the_end(capsys, tmp_path, nodes):
     code, _, err = run(capsys, "batch", source, tmp_path / "out.jsonl", *flags, "--ray", nodes.address)
     assert (code, err.count("none.gguf")) == (1, 3)
     assert "vm/1 cannot be used: " in err or "/1 cannot be used: " in err
+
+
+@pytest.mark.ray
+def test_a_cluster_that_is_started_here_looks_seldom_where_nothing_else_is_set(monkeypatch):
+    found = {"RAY_enable_metrics_collection": "1"}
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    monkeypatch.setattr(os, "environ", found)
+    cluster.join("auto")
+    assert len(found) == 1
+    cluster.join("local")
+    assert (found["RAY_enable_metrics_collection"], found["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"]) == ("1", "1")
 
 
 def test_without_the_extra_ray_is_what_is_to_be_installed(capsys, monkeypatch, tmp_path):
