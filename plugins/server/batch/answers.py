@@ -69,6 +69,8 @@ class Answers:
 
     async def answer(self, line: Line) -> Row:
         """The row of a line."""
+        if not _is_utf8(line.text):
+            return failed(line, f"{line.where}: not text in UTF-8")
         return await (self._to_prompt(line) if line.request is None else self._to_request(line, line.request))
 
     async def _to_prompt(self, line: Line) -> Row:
@@ -136,6 +138,14 @@ class Answers:
             send,
         )
         return head[0], json.loads(b"".join(parts))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _checked(request: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:

@@ -22,7 +22,7 @@ _SYNC_EVERY_S = 1.0
 class Line:
     """A line of the input."""
 
-    text: str
+    text: str  # bytes that are no UTF-8 as surrogates, which nothing else in it is
     where: str  # FILE:LINE
     id: str | int  # its `id` or `custom_id`, or else its number: no two lines have the same
     request: dict[str, Any] | None  # what it is where that is a request in OpenAI's form; else it is a prompt, or neither
@@ -34,14 +34,11 @@ def read_lines(path: Path) -> Iterator[Line]:
     Raises:
         AuguryError: It cannot be read.
     """
-    number = 0
     try:
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
             for number, text in enumerate(file, start=1):
                 if text.strip():
                     yield _line_of(text, f"{path}:{number}", number)
-    except UnicodeDecodeError:
-        raise AuguryError(f"{path}: not text in UTF-8 after line {number}") from None
     except OSError as error:
         raise AuguryError(f"{path}: {error.strerror or error}") from None
 
@@ -108,8 +105,12 @@ class RowFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with self._file:
-            self._sync()
+        try:
+            with self._file:
+                self._sync()
+        except OSError as found:
+            if error is None:
+                raise self._unwritten(found) from None
 
     def add(self, id_: str | int, row: Mapping[str, Any]) -> None:
         """Write an answer; a second later at the latest, with the next one, it survives a loss of power.
@@ -123,10 +124,11 @@ class RowFile:
             if monotonic() - self._synced_at >= _SYNC_EVERY_S:
                 self._sync()
         except OSError as error:
-            raise AuguryError(
-                f"{self.path}: {error.strerror or error}; what is written stays, and the next run goes on"
-            ) from None
+            raise self._unwritten(error) from None
         self.ids.add(id_)
+
+    def _unwritten(self, error: OSError) -> AuguryError:
+        return AuguryError(f"{self.path}: {error.strerror or error}; what is written stays, and the next run goes on")
 
     def _sync(self) -> None:
         os.fsync(self._file.fileno())

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -72,6 +73,15 @@ def test_a_bad_line_is_a_row_that_says_why(capsys, tmp_path):
     assert len(good["tokens"]) == 3
 
 
+def test_a_line_that_is_no_text_is_a_row_that_says_why_and_the_others_are_answered(capsys, tmp_path):
+    source, out = written(tmp_path / "in.jsonl", PROMPTS[0]), tmp_path / "out.jsonl"
+    source.write_bytes(b'{"id": "latin", "prompt": "\xe4"}\n' + source.read_bytes())
+    assert run(capsys, "batch", source, out, *FLAGS, "--ordered")[0] == 1
+    latin, good = rows_of(out)
+    assert latin == {"id": "latin", "error": f"{source}:1: not text in UTF-8"}
+    assert len(good["tokens"]) == 3
+
+
 def test_requests_in_openai_s_form_have_the_server_s_answers(capsys, tmp_path):
     lines = [
         request("a", {"model": "gpt", "prompt": [1, 2], "max_tokens": 4, "logprobs": 0}),
@@ -105,6 +115,24 @@ def test_a_file_cut_off_anywhere_is_gone_on_with(tmp_path):
                 assert found.ids == {*[1, "b", "c"][:n_whole]}
                 found.add("new", {"id": "new"})
             assert path.read_bytes() == whole[: [0, *ends][n_whole]] + b'{"id": "new"}\n'
+
+
+def test_a_disk_that_is_full_is_told_of_by_the_file_and_the_next_run_goes_on(tmp_path):
+    path, (soft, hard) = tmp_path / "out.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill():
+        with RowFile(path) as found:
+            found.add(1, {"id": 1})
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+            found.add(2, {"id": 2, "text": "long"})
+
+    try:
+        with pytest.raises(AuguryError, match=r"out.jsonl: File too large; what is written stays, and the next run goes on"):
+            fill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with RowFile(path) as found:
+        assert found.ids == {1}
 
 
 def test_a_second_run_answers_what_the_first_did_not(capsys, tmp_path):
