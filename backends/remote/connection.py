@@ -15,9 +15,16 @@ if TYPE_CHECKING:
     import zmq
 
 _CONNECT_S = 5.0  # until a node is there; one that is may take as long as it needs for an answer
+_LAST_PORT = 65535
 _BEAT_MS = 1000  # between signs of life, which the other side's library answers while it computes
 _SILENCE_MS = 2500  # after one of them, until the other side counts as gone: 3.5 s in all
 _ERRORS = {kind.__name__: kind for kind in (AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError)}
+
+
+def check_port(address: str) -> None:
+    """Raises OptionError where an address has a port that there cannot be: the library takes it for another."""
+    if (port := address.rpartition(":")[2]).isdecimal() and int(port) > _LAST_PORT:
+        raise OptionError(f"{address} has port {port}, expected one up to {_LAST_PORT}")
 
 
 def tune(socket: zmq.Socket[bytes], address: str) -> None:
@@ -59,6 +66,7 @@ class Connection:
     def __init__(self, address: str, key: bytes | None) -> None:
         """Begin to connect, and wait for nothing."""
         zmq = zmq_library()
+        check_port(address)
         self._address, self._is_up = address, False
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)

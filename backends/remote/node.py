@@ -16,7 +16,7 @@ import numpy as np
 from attrs import define
 
 from augury.backends.remote.backend import SENT_OPTIONS, plan_digest, versions
-from augury.backends.remote.connection import tune
+from augury.backends.remote.connection import check_port, tune
 from augury.backends.remote.keys import Doorkeeper, lock, zmq_library
 from augury.backends.remote.wire import Message, WireError, batch_of, spec_facts
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
@@ -76,6 +76,7 @@ class Node:
             OptionError: It is no address of this machine, or taken.
         """
         zmq = zmq_library()
+        check_port(listen)
         self._registry, self._backend, self._threads, self._delay_s = (
             registry,
             make_backend(registry, backend),

@@ -142,6 +142,8 @@ def test_where_no_node_is_that_is_said(monkeypatch):
         RemoteBackend.device("node:127.0.0.1:1")
     with pytest.raises(OptionError, match="expected node:HOST:PORT"):
         RemoteBackend.device("node:nowhere")
+    with pytest.raises(OptionError, match=r"127.0.0.1:70707 has port 70707, expected one up to 65535"):
+        RemoteBackend.device("node:127.0.0.1:70707")
 
 
 def test_without_the_library_its_extra_is_named(monkeypatch):
