@@ -3,13 +3,13 @@
 import json
 import os
 import random
-import threading
 import time
 
 import pytest
 from support.commands import here, run
 
 from augury.plugins.ray import cluster
+from augury.plugins.server.batch import rows
 
 N_KILLS = int(os.environ.get("KILLS", "2"))  # in mid-work
 
@@ -26,25 +26,23 @@ def prompts(path, n):
 
 
 @pytest.mark.ray
-def test_rows_are_those_of_one_engine_whoever_is_killed(capsys, tmp_path, nodes):
+def test_rows_are_those_of_one_engine_whoever_is_killed(capsys, tmp_path, nodes, monkeypatch):
     source, out, alone = prompts(tmp_path / "in.jsonl", 40 + 12 * N_KILLS), tmp_path / "out.jsonl", tmp_path / "alone.jsonl"
     assert run(capsys, "batch", source, alone, *FLAGS, "--ordered")[0] == 0
-    killed, is_over, rng = [], threading.Event(), random.Random(5)
+    killed, rng, add = [], random.Random(5), rows.RowFile.add
 
-    def kill():
-        n_before = 0
-        while not is_over.is_set() and len(killed) < N_KILLS:
-            n_rows = len(out.read_bytes().splitlines()) if out.exists() else 0
-            if n_rows >= n_before + 6 and (there := nodes.workers("ray::Actor")):
-                killed.append(rng.choice(there))
-                nodes.kill(killed[-1])
-                n_before = n_rows
-            time.sleep(0.02)
+    def add_and_kill(own, *row):
+        add(own, *row)
+        if len(own.ids) == 6 * (len(killed) + 1) and len(killed) < N_KILLS:
+            end = time.monotonic() + 60
+            while not (there := nodes.workers("ray::Actor")) and time.monotonic() < end:
+                time.sleep(0.05)
+            killed.append(there if not killed else [rng.choice(there)])  # at first all, or it may be one that loads yet
+            for pid in killed[-1]:
+                nodes.kill(pid)
 
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
+    monkeypatch.setattr(rows.RowFile, "add", add_and_kill)
     code, _, err = run(capsys, "batch", source, out, *FLAGS, "--ordered", "--ray", nodes.address)
-    is_over.set()
     assert (code, len(killed)) == (0, N_KILLS)
     assert out.read_bytes() == alone.read_bytes()
     assert "died; what it had is answered by the next that is free" in err

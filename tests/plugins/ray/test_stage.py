@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from oracles.models import tiny_model
 from support.drafter_specs import SPECS, WAYS, target_for
 
 from augury import Engine, Placement, Registry
+from augury.backends.remote import connection
 from augury.errors import AuguryError, LostDeviceError, OptionError, UnsupportedError
 from augury.plugins.ray.hooks import RayBackend
 
@@ -74,22 +76,24 @@ def test_texts_are_those_of_one_process(hosts, name, n_actors):
 
 
 @pytest.mark.ray
-def test_requests_end_with_one_error_while_an_actor_is_gone_and_later_ones_are_answered(hosts):
+def test_requests_end_with_one_error_while_an_actor_is_gone_and_later_ones_are_answered(hosts, monkeypatch):
+    monkeypatch.setattr(connection, "_BEAT_MS", 100)
     own, before = f"ray:{hosts.ids[1]}", hosts.workers("ray::NodeActor")
     with load(tiny_model("llama-dense"), Placement(f"CPU,{own},CPU"), lost_timeout=0) as engine:
         right = engine.generate(PROMPT, temperature=0, max_tokens=16).tokens
         (pid,) = {*hosts.workers("ray::NodeActor")} - {*before}
-        hosts.kill(pid)
+        os.kill(pid, signal.SIGSTOP)  # of one that is dead, Ray might start another before the last request is there
         running = [engine.submit([*PROMPT, i], max_tokens=100) for i in range(3)]
         for each in running:
             with pytest.raises(AuguryError, match=r"a device did not come back within 0 s \(lost_timeout\)"):
                 each.result()
-        found, end = None, time.monotonic() + 30
+        hosts.kill(pid)
+        found, end = None, time.monotonic() + 60
         while found is None and time.monotonic() < end:
             with suppress(AuguryError):
                 found = engine.generate(PROMPT, temperature=0, max_tokens=16).tokens
     assert found == right
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while {*hosts.workers("ray::NodeActor")} - {*before} and time.monotonic() < end:
         time.sleep(0.05)
     assert not {*hosts.workers("ray::NodeActor")} - {*before}, "an actor ends with its engine"
@@ -130,7 +134,7 @@ def test_a_drafter_whose_actor_is_killed_changes_no_text(hosts):
         assert engine.generate(PROMPT, **how).tokens == right
         for pid in hosts.workers("ray::NodeActor"):
             hosts.kill(pid)
-        end, n_drafted = time.monotonic() + 30, 0
+        end, n_drafted = time.monotonic() + 60, 0
         while not n_drafted and time.monotonic() < end:
             result = engine.generate(PROMPT, **how)
             assert result.tokens == right
