@@ -290,7 +290,9 @@ class Loader:
 
     def _open_draft(self, reference: str | Path, quant: str | None) -> ModelFile:
         """The file of a draft model; one that was published as floats gets as many bits as the target, unless told."""
-        self._files[str(reference)] = file = self._quantized(self.open(reference), quant, self._target)
+        opened = self.open(reference)
+        if (file := self._quantized(opened, quant, self._target)) is not opened:
+            self._files[str(reference)] = file
         return file
 
     def _quantized(self, file: ModelFile, quant: str | None, target: ModelFile | None) -> ModelFile:
