@@ -323,7 +323,7 @@ def _folder(flag: str, name: str) -> Path:
 
 def _thinking(args: argparse.Namespace) -> dict[str, Any]:
     """Variables of chat templates."""
-    found: dict[str, Any] = {} if args.reasoning == "auto" else {"enable_thinking": args.reasoning == "on"}
+    found: dict[str, Any] = {"enable_thinking": args.reasoning != "off"}
     return found if args.reasoning_effort == "default" else found | {"reasoning_effort": args.reasoning_effort}
 
 

@@ -98,7 +98,7 @@ class ServedModelFlags:
         "auto",
         choices=("on", "off", "auto"),
         aliases=["rea"],
-        help="whether models think: the variable enable_thinking of chat templates; auto leaves it to the template",
+        help="whether models think where their chat templates know the variable enable_thinking; auto: they do",
     )
     reasoning_effort: str = option("default", help="how hard they think: the variable of that name, where templates know it")
     reasoning_budget: int = option(-1, ge=-1, help="after how many tokens thinking ends; -1: without a limit")

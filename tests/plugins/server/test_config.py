@@ -10,6 +10,7 @@ from augury.cli.model_flags import memory_needed
 from augury.errors import AuguryError, ModelFileError, OptionError
 from augury.interfaces import Progress
 from augury.plugins.server import process
+from augury.plugins.server.command import _options_of
 from augury.plugins.server.config import models_of
 from augury.registry import Registry
 
@@ -107,6 +108,12 @@ def test_an_environment_variable_that_is_almost_a_flag_is_refused(served, monkey
     monkeypatch.setenv("AUGURY_CTX_SIZ", "4")
     with pytest.raises(OptionError, match="there is no environment variable AUGURY_CTX_SIZ; did you mean 'AUGURY_CTX_SIZE'"):
         served()
+
+
+@pytest.mark.parametrize(("words", "thinks"), [([], True), (["--reasoning", "auto"], True), (["-rea", "off"], False)])
+def test_models_think_where_they_can_unless_a_flag_says_otherwise(served, words, thinks):
+    ((_, args),) = models(served("-m", str(tiny_model("llama-dense")), *words)).items()
+    assert _options_of(args, ["llama-dense"]).chat_template_kwargs == {"enable_thinking": thinks}
 
 
 def test_what_kubernetes_says_of_a_service_of_this_name_is_no_flag(served, monkeypatch):
