@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -90,6 +90,13 @@ class Fields(BaseModel):
                 if data.pop(other) != data[given[0]]:
                     raise ValueError(f"{given[0]} and {other} mean the same here, but differ; leave one of them out")
         return data
+
+
+class TextPart(Fields):
+    """A part of a message. Texts are the only ones."""
+
+    type: Literal["text"]
+    text: str
 
 
 class RequestFields(Fields):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from augury.errors import OptionError, UnsupportedError
-from augury.plugins.server.fields import Fields
+from augury.plugins.server.fields import Fields, TextPart, text_of
 from augury.text.tokenizer import Tokenizer
 
 
@@ -15,11 +17,22 @@ class PromptObject(Fields):
     prompt_string: str
 
 
+class PromptParts(Fields):
+    """The same in parts, as in a message."""
+
+    content: list[TextPart] = Field(min_length=1)
+
+    @property
+    def prompt_string(self) -> str:
+        """The parts, one after the other."""
+        return text_of(self.content)
+
+
 MOST_TEXT = 1 << 20
 """Characters of text that is encoded and is no prompt: to encode takes some 230 bytes of memory for each."""
 
-Prompt = str | PromptObject | list[int | str | PromptObject | list[int | str]]
-"""A text; an object with one; tokens, or tokens and texts in one sequence; or several of all these."""
+Prompt = str | PromptObject | PromptParts | list[int | str | PromptObject | PromptParts | list[int | str]]
+"""A text; an object with one or its parts; tokens, or tokens and texts in one sequence; or several of all these."""
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None, n_ctx: int) -> list[list[int]]:
@@ -48,12 +61,11 @@ def mixed_tokens(
         UnsupportedError: There is a text, but no tokenizer.
     """
     parts = prompt if isinstance(prompt, list) else [prompt]
-    texts = (part.prompt_string if isinstance(part, PromptObject) else part for part in parts)
-    if n_most is None and (n := sum(len(text) for text in texts if isinstance(text, str))) > MOST_TEXT:
+    parts = [part.prompt_string if isinstance(part, PromptObject | PromptParts) else part for part in parts]
+    if n_most is None and (n := sum(len(text) for text in parts if isinstance(text, str))) > MOST_TEXT:
         raise OptionError(f"there are {n} characters of text, expected {MOST_TEXT} at most; send them in parts")
     found: list[int] = []
-    for i, part in enumerate(parts):
-        text = part.prompt_string if isinstance(part, PromptObject) else part
+    for i, text in enumerate(parts):
         if isinstance(text, int):
             found.append(text)
         elif not isinstance(text, str):

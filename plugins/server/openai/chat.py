@@ -14,7 +14,7 @@ from augury.engine.params import PromptProgress
 from augury.plugins.server.conversation import AnswerReader, plan_chat, prompt_of
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
-from augury.plugins.server.fields import N_MESSAGES, Fields, GivenDeep, draft_origin, text_of
+from augury.plugins.server.fields import N_MESSAGES, Fields, GivenDeep, TextPart, draft_origin, text_of
 from augury.plugins.server.foreign_fields import of_chat
 from augury.plugins.server.generation import Pieces, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
@@ -26,13 +26,6 @@ from augury.plugins.server.tools.delta import collect
 from augury.types import Result, Token
 
 router = api_router()
-
-
-class TextPart(Fields):
-    """A part of a message. Texts are the only ones."""
-
-    type: Literal["text"]
-    text: str
 
 
 class Message(Fields):

@@ -34,9 +34,10 @@ def test_both_encodings_and_one_text_give_the_same(ai, vectors, encoding):
 def test_llama_cpps_forms_of_prompts_are_taken(client, vectors):
     ids = client.post("/tokenize", json={"content": TEXTS[1]}).json()["tokens"]
     rest = client.post("/detokenize", json={"tokens": ids[2:]}).json()["content"]
-    body = MEAN | {"input": [{"prompt_string": TEXTS[0]}, [*ids[:2], rest]]}
+    parts = [{"type": "text", "text": text} for text in (TEXTS[2][:5], TEXTS[2][5:])]
+    body = MEAN | {"input": [{"prompt_string": TEXTS[0]}, [*ids[:2], rest], {"content": parts}]}
     found = [each["embedding"] for each in client.post("/v1/embeddings", json=body).json()["data"]]
-    assert np.array_equal(np.array(found, np.float32), vectors[:2].astype(np.float32))
+    assert np.array_equal(np.array(found, np.float32), vectors.astype(np.float32))
 
 
 def test_poolings_differ_and_lengths_may_be_kept(ai, vectors):
