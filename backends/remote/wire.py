@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -23,7 +24,7 @@ FRAME_BYTES = 1 << 30  # of a part of a message, at most
 _HEADER_BYTES = 1 << 20
 _ALIGNED = 8
 _N_ARRAYS = 4096  # a slot's memory has a few for each layer
-_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+_DTYPES = {name: np.dtype(name) for name in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")}
 _N_TEXT = 4096  # characters of a text
 _LARGEST = 2**62
 _COLUMNS = {  # of a `Batch`: the type, and the shape where n, r or m may be any number
@@ -69,25 +70,11 @@ class Message:
         """
         if len(frames) != 2 or len(frames[0]) > _HEADER_BYTES:
             raise WireError(f"a message of {len(frames)} parts, expected a header of {_HEADER_BYTES} bytes at most and arrays")
-        try:
-            header = json.loads(frames[0])
-            kind, facts, shapes = header["kind"], header["facts"], header["arrays"]
-            named = [(str(name), np.dtype(dtype), tuple(shape)) for name, dtype, shape in shapes if dtype in _DTYPES]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise WireError(f"a message without a header that can be read ({type(error).__name__})") from None
-        if not (isinstance(kind, str) and isinstance(facts, dict) and len(named) == len(shapes) <= _N_ARRAYS):
-            raise WireError(f"a message whose header tells of {len(shapes)} arrays, {len(named)} of known types")
-        arrays, start, body = {}, 0, frames[1]
-        for name, dtype, shape in named:
-            are_sizes = len(shape) <= 8 and all(type(size) is int and 0 <= size <= FRAME_BYTES for size in shape)
-            n_bytes = math.prod(shape) * dtype.itemsize if are_sizes else FRAME_BYTES + 1
-            if start + n_bytes > len(body):
-                raise WireError(f"array {name[:20]!r} of shape {str(shape)[:80]}, with {len(body) - start} bytes left")
-            arrays[name] = np.frombuffer(body, np.uint8, n_bytes, start).view(dtype).reshape(shape)
-            start += n_bytes + -n_bytes % _ALIGNED
-        if start != len(body):
-            raise WireError(f"a message with {len(body)} bytes of arrays, expected {start}")
-        return cls(kind, facts, arrays)
+        header, body = frames
+        kind, facts, places, n_bytes = (_kept_header if len(header) <= _N_TEXT else _header)(header)
+        if n_bytes != len(body):
+            raise WireError(f"a message with {len(body)} bytes of arrays, expected {n_bytes}")
+        return cls(kind, facts, {name: np.ndarray(shape, dtype, body, start) for name, dtype, shape, start in places})
 
     def whole(self, name: str, least: int = 0, most: int = _LARGEST) -> int:
         """A fact that is a whole number in this range."""
@@ -113,11 +100,34 @@ class Message:
     def array(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> np.ndarray:
         """An array of this type and shape, in which None stands for any size."""
         array = self.arrays.get(name)
-        is_so = array is not None and array.dtype == np.dtype(dtype) and array.ndim == len(shape)
+        is_so = array is not None and array.dtype == _DTYPES[dtype] and array.ndim == len(shape)
         if array is None or not is_so or any(own not in (None, size) for own, size in zip(shape, array.shape, strict=True)):
             found = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
-            raise WireError(f"array {name} is {found}, expected {np.dtype(dtype)} of shape {shape}")
+            raise WireError(f"array {name} is {found}, expected {_DTYPES[dtype]} of shape {shape}")
         return array
+
+
+def _header(header: bytes) -> tuple[str, Mapping[str, Any], list[tuple[str, np.dtype[Any], tuple[int, ...], int]], int]:
+    """What a header says: kind, facts, where each array lies, and the bytes of all of them."""
+    try:
+        found = json.loads(header)
+        kind, facts, shapes = found["kind"], found["facts"], found["arrays"]
+        named = [(str(name), _DTYPES[dtype], tuple(shape)) for name, dtype, shape in shapes if dtype in _DTYPES]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise WireError(f"a message without a header that can be read ({type(error).__name__})") from None
+    if not (isinstance(kind, str) and isinstance(facts, dict) and len(named) == len(shapes) <= _N_ARRAYS):
+        raise WireError(f"a message whose header tells of {len(shapes)} arrays, {len(named)} of known types")
+    places, start = [], 0
+    for name, dtype, shape in named:
+        if len(shape) > 8 or not all(type(size) is int and 0 <= size <= FRAME_BYTES for size in shape):
+            raise WireError(f"array {name[:20]!r} of shape {str(shape)[:80]}, expected up to eight sizes")
+        places.append((name, dtype, shape, start))
+        n_bytes = math.prod(shape) * dtype.itemsize
+        start += n_bytes + -n_bytes % _ALIGNED
+    return kind, facts, places, start
+
+
+_kept_header = lru_cache(64)(_header)  # passes of one shape have the same
 
 
 def batch_message(batch: Batch, facts: Mapping[str, Any], *, knows_vocabulary: bool) -> Message:
@@ -142,15 +152,16 @@ def batch_of(message: Message, spec: StateSpec, info: ModelInfo, known: np.ndarr
     columns: dict[str, Any] = {}
     for name, (dtype, letters) in _COLUMNS.items():
         if name in message.arrays or name in {"slots", "positions"}:
-            shape = tuple(letter if isinstance(letter, int) else sizes[letter] for letter in letters)
-            columns[name] = message.array(name, dtype, shape)
-    rows, most = columns["rows"], (spec.n_slots, sizes["n"] or 0)
-    bounds = {"rows": (0, most[1]), "restores": (0, most[0]), "vocabulary": (0, info.n_vocab)}
-    for name, (least, end) in bounds.items():
-        if name in columns and not ((columns[name] >= least) & (columns[name] < end)).all():
-            raise WireError(f"{name} of a pass are out of range, expected {least} to {end - 1}")
-    saves = columns.get("saves", np.empty((0, 2), np.int32))
-    if (rows[1:] <= rows[:-1]).any() or not ((saves >= 0) & (saves < (most[0], most[1] + 1))).all():
+            columns[name] = message.array(
+                name, dtype, tuple(each if isinstance(each, int) else sizes[each] for each in letters)
+            )
+    rows, n = columns["rows"], sizes["n"] or 0
+    for name, end in (("rows", n), ("restores", spec.n_slots), ("vocabulary", info.n_vocab)):
+        if name in columns and len(column := columns[name]) and not 0 <= column.min() <= column.max() < end:
+            raise WireError(f"{name} of a pass are out of range, expected 0 to {end - 1}")
+    saves = columns.get("saves")
+    is_saved = saves is None or ((saves >= 0) & (saves < (spec.n_slots, n + 1))).all()
+    if (len(rows) > 1 and (rows[1:] <= rows[:-1]).any()) or not is_saved:
         raise WireError("rows of a pass that do not rise, or states to be saved of slots or tokens that there are not")
     if (layers := message.facts.get("layers")) is not None:
         if not (isinstance(layers, list) and len(layers) == 2 and all(type(each) is int for each in layers)):
