@@ -56,6 +56,7 @@ class _Sandbox(SandboxedEnvironment):
     def write(self, source: str, names: Mapping[str, object], now: dt.datetime, n_characters: int) -> str:
         """Render a template into at most so many characters."""
         self.globals["strftime_now"] = now.strftime
+        self.globals["date_string"] = f"{now:%d %b %Y}"  # Llama 3's template else writes the day of its release
         self._given = frozenset(map(id, _containers(names)))  # which live as long as the rendering
         pieces, length = [], 0
         for piece in self._compiled(source).generate(names):

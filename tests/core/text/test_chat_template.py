@@ -154,11 +154,12 @@ def test_special_texts_are_known_to_the_template():
 def test_what_templates_for_transformers_use_is_there():
     template = ChatTemplate(
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}"
-        "{% generation %} {{ strftime_now('%d %b %Y') }}{% endgeneration %}",
+        "{% generation %} {{ strftime_now('%d %b %Y') }}{% endgeneration %}"
+        "{% if date_string is defined %}, {{ date_string }}{% endif %}",
         now=lambda: dt.datetime(2024, 7, 26, tzinfo=dt.UTC),
     )
     rendered = template.render([{"role": "user", "content": "<é & 'x'>"}, {"role": "user", "content": "more"}])
-    assert rendered == '{"role": "user", "content": "<é & \'x\'>"} 26 Jul 2024'
+    assert rendered == '{"role": "user", "content": "<é & \'x\'>"} 26 Jul 2024, 26 Jul 2024'
 
 
 TALK = [
