@@ -36,7 +36,7 @@ class TokenizeRequest(ChatRequest):
 
     @property
     def begins_answer(self) -> bool:
-        """Whether the prompt ends with the beginning of the answer; see `ChatTemplate.render`."""
+        """The same; an assistant's last message is continued only where that is said."""
         return self.add_generation_prompt is not False or bool(self.continue_final_message)
 
     @classmethod

@@ -110,7 +110,9 @@ class ChatRequest(OpenAIFields):
     reasoning_effort: str | None = Field(None, description="a variable of chat templates that know it")
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = Field(None, description="true where the assistant has the last message, else false")
-    add_generation_prompt: bool | None = Field(None, description="the contrary")
+    add_generation_prompt: bool | None = Field(
+        None, description="false: the prompt does not end with the beginning of an answer"
+    )
 
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -120,15 +122,15 @@ class ChatRequest(OpenAIFields):
     def _check_end(self) -> Self:
         is_continued = self.messages[-1].role == "assistant"
         for name, meant in (("continue_final_message", is_continued), ("add_generation_prompt", not is_continued)):
-            if getattr(self, name) not in {None, meant}:
+            if getattr(self, name) is (not meant) and (is_continued or name == "continue_final_message"):
                 state = "is continued because it is" if is_continued else "cannot be continued because it is not"
                 raise ValueError(f"{name} is {not meant}, but the last message {state} the assistant's; leave {name} out")
         return self
 
     @property
     def begins_answer(self) -> bool:
-        """Whether the prompt ends with the beginning of the answer, as that of every answer does."""
-        return True
+        """Whether the prompt ends with the beginning of the answer; see `ChatTemplate.render`."""
+        return self.add_generation_prompt is not False or self.messages[-1].role == "assistant"
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
         """How the answer is read, and a conversation's arguments of `Engine.submit`."""

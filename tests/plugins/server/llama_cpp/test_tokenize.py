@@ -98,9 +98,18 @@ def test_whether_the_last_message_is_continued_may_be_said(client, role, is_cont
     asked = {"messages": [{"role": role, "content": "The sky"}]}
     said = {"continue_final_message": is_continued, "add_generation_prompt": not is_continued}
     assert ask(client, "/apply-template", **asked, **said) == ask(client, "/apply-template", **asked)
-    for name, value in said.items():
+    for name, value in said.items() if is_continued else [("continue_final_message", False)]:
         refused = client.post("/apply-template", json=asked | {name: not value})
         assert (refused.status_code, f"{name} is {not value}" in refused.text) == (400, True)
+
+
+def test_a_prompt_may_end_without_the_beginning_of_an_answer(client):
+    whole, question = (
+        ask(client, "/apply-template", **HELLO, add_generation_prompt=is_begun)["prompt"] for is_begun in (True, False)
+    )
+    assert whole == question + "<|im_start|>assistant\n"
+    answer = ask(client, "/v1/chat/completions", **HELLO, add_generation_prompt=False, max_tokens=8)
+    assert answer["usage"]["prompt_tokens"] == len(ask(client, "/tokenize", content=question)["tokens"])
 
 
 def test_the_server_tells_what_it_serves(client):
