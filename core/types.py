@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -29,12 +30,10 @@ def tokens_array(tokens: Any, what: str = "tokens are") -> np.ndarray:
     """
     ints: Any
     try:
-        if not isinstance(tokens, np.ndarray):
-            ints = array("i", [*tokens])
-        elif tokens.dtype == _INT32 and tokens.ndim == 1:
+        if isinstance(tokens, np.ndarray) and tokens.dtype == _INT32 and tokens.ndim == 1:
             ints = tokens
         else:
-            ints = array("i", tokens.tolist())
+            ints = array("i", tokens.tolist() if isinstance(tokens, np.ndarray) else [*tokens])
     except (TypeError, OverflowError):
         given = np.array(tokens)
         raise ValueError(f"{what} {given.dtype} of shape {given.shape}, expected a row of numbers of int32") from None
@@ -359,12 +358,12 @@ class Summary:
 class Result:
     """The result of a request."""
 
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = field(repr=reprlib.repr)  # the first six
     text: str
     finish_reason: str  # "stop" (end token or stop text), "length" (max_tokens), "context" (it is full) or "cancelled"
-    stats: Summary
+    stats: Summary = field(repr=False)
     pieces: tuple[Token, ...] = field(default=(), repr=False)
-    prompt: tuple[int, ...] | None = None  # its tokens, with `echo`
+    prompt: tuple[int, ...] | None = field(default=None, repr=reprlib.repr)  # its tokens, with `echo`
     prompt_text: str | None = None  # the text that was given, or that of the tokens, control tokens included; with `echo`
     receipt: Receipt | None = field(default=None, repr=False)  # with `receipt`
 

@@ -23,6 +23,12 @@ def test_a_result_is_its_text_with_each_drafter_s_tokens_in_a_colour():
     assert "&amp;</span></pre><small>3 tokens, 2 of them drafted, length: <span" in shown
 
 
+def test_a_result_is_shown_by_its_first_tokens_and_its_text_without_statistics():
+    shown = repr(Result(tuple(range(100)), "one two", "length", Summary(n_accepted=2)))
+    assert shown.startswith("Result(tokens=(0, 1, 2, 3, 4, 5, ...), text='one two', finish_reason='length', prompt=None")
+    assert len(shown) < 130
+
+
 def test_a_notebook_is_given_the_text_of_a_result_and_the_slots_of_an_engine():
     with toy_engine(slots=2, drafter=ScriptedDrafter) as engine:
         result = engine.generate([1, 2], max_tokens=3, temperature=0, logprobs=0)
