@@ -65,9 +65,10 @@ def test_kernels_import_arrays_and_other_kernels_only(path):
 
 
 def test_libraries_of_which_unexported_parts_are_used_have_an_upper_bound():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (found,) = (each for each in extras["server"] if each.startswith("uvicorn"))
-    assert ",<" in found, "`Connection` is uvicorn's H11Protocol with limits"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    stated = {re.match(r"\w+", each)[0]: each for each in [*project["dependencies"], *project["optional-dependencies"]["server"]]}
+    assert ",<" in stated["uvicorn"], "`Connection` is uvicorn's H11Protocol with limits"
+    assert ",<" in stated["numba"], "kernels are compiled and kept by parts of numba.core"
 
 
 def test_the_architecture_page_draws_every_folder_and_what_is_at_the_top_of_the_core():
