@@ -66,7 +66,8 @@ def test_kernels_import_arrays_and_other_kernels_only(path):
 
 def test_libraries_of_which_unexported_parts_are_used_have_an_upper_bound():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    stated = {re.match(r"\w+", each)[0]: each for each in [*project["dependencies"], *project["optional-dependencies"]["server"]]}
+    asked = [*project["dependencies"], *project["optional-dependencies"]["server"]]
+    stated = {re.match(r"\w+", each)[0]: each for each in asked}
     assert ",<" in stated["uvicorn"], "`Connection` is uvicorn's H11Protocol with limits"
     assert ",<" in stated["numba"], "kernels are compiled and kept by parts of numba.core"
 
