@@ -76,8 +76,8 @@ def test_a_value_that_may_be_missing_is_no_prompt(capsys, words):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-fa", "text", "and", "more"], "'text' was not expected"),
-        (["--mlock", "text", "and", "more"], "'text' was not expected"),
+        (["-fa", "text", "and", "more"], "'more' was not expected"),
+        (["--mlock", "text", "and", "more"], "'more' was not expected"),
         (["-ub", "-p", "text"], "-ub needs a value, but -p is a flag"),
         (["--mlock=1"], "--mlock takes no value"),
         (["-ngl99"], "put a space before the value: -ngl 99"),
