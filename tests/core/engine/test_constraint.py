@@ -5,7 +5,7 @@ import weakref
 import numpy as np
 import pytest
 from support.more_toys import registry_with_toys
-from support.toys import ScriptedDrafter, toy_engine
+from support.toys import ScriptedDrafter, planner_of, toy_engine
 from support.vocabularies import tiny
 
 from augury.constraint import Constraint
@@ -16,6 +16,7 @@ from augury.hookspecs import hookimpl
 from augury.options import NoOptions
 from augury.registry import Registry
 from augury.speculation.config import Speculation
+from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.verification import Synthetic
 from augury.testing.toy_model import ToyModel
 from augury.text.tokenizer import load_tokenizer
@@ -290,9 +291,11 @@ class Foreseeing(Countdown):
         return next((i for i, token in enumerate(tokens) if i >= len(due) or token != due[i]), len(tokens))
 
 
+@pytest.mark.parametrize("costs", [None, PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.01)], 64)])
 @pytest.mark.parametrize(("constraint", "lengths"), [("countdown", (5, 3)), ("foreseeing", (1,))])
-def test_drafts_are_cut_where_the_constraint_forbids_them_before_they_cost_a_pass(constraint, lengths):
-    with engine_with(Countdown, Foreseeing, tokenizer=TOKENIZER, drafter=scripted(0, 3, 2, 9, 9, 9, 9)) as engine:
+def test_drafts_are_cut_where_the_constraint_forbids_them_before_they_cost_a_pass(constraint, lengths, costs):
+    how = {"drafter": scripted(0, 3, 2, 9, 9, 9, 9), "planner": costs and planner_of(costs, False)}
+    with engine_with(Countdown, Foreseeing, tokenizer=TOKENIZER, **how) as engine:
         result = engine.generate([0], constraint=constraint, **GREEDY)
     assert result.tokens == (3, 2, 1, EOS)
     assert tuple(n for n in result.stats.draft_lengths if n) == lengths
