@@ -17,7 +17,7 @@ from augury.speculation import ahead
 from augury.speculation.chances import TYPICAL
 from augury.speculation.config import Speculation
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import AheadDraft
+from augury.speculation.drafts import AheadDraft, SlotProposals
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.verification import RULES
 from augury.testing.toy_model import ToyModel
@@ -134,6 +134,21 @@ def test_what_is_drafted_ahead_changes_no_token(way, slots, error):
         assert result.tokens == one.tokens
         assert [piece.logprob for piece in result.pieces] == [piece.logprob for piece in one.pieces]
     assert sum(each.ahead for each in drafts) > sum(each.ahead_used for each in drafts) > 0, "some guesses are wrong"
+
+
+def test_what_was_drafted_after_a_wrong_guess_is_dropped(monkeypatch):
+    class Erring(Writer):
+        error = 5
+
+    right, proposed, follows, add = [], [], AheadDraft.follows, SlotProposals.add
+    monkeypatch.setattr(AheadDraft, "follows", lambda *a: right.append(follows(*a)) or right[-1])
+    monkeypatch.setattr(
+        SlotProposals, "add", lambda *a, is_ahead=False: proposed.append(is_ahead) or add(*a, is_ahead=is_ahead)
+    )
+    with ahead_engine(Erring) as engine:
+        engine.generate([1, 2, 3], max_tokens=40, temperature=0.0)
+    assert proposed.count(True) == right.count(True) > 0
+    assert False in right
 
 
 def test_where_it_fails_ahead_it_drafts_on_by_itself():
