@@ -63,14 +63,13 @@ def test_the_tokens_that_it_shows_are_those_of_the_text_above(client):
     assert client.post("/tokenize", json={"content": text}).json()["tokens"] == ids
 
 
-def test_the_python_examples_run(server, capsys):
+def test_the_python_examples_run_on_a_server_without_flags(capsys):
     names = {}
-    try:
+    with serving("-m", "smollm2", "-t", 1, "-c", 512) as server:
         for example in blocks("python", PAGE):
             exec(example.replace(ADDRESS, server.url), names)
-    finally:
         names["client"].close()
-    assert capsys.readouterr().out.count("\n") == 6
+    assert capsys.readouterr().out.count("\n") >= 6  # answers are sampled, and may have lines of their own
 
 
 def test_every_endpoint_is_named(client):
