@@ -155,8 +155,10 @@ def _check_flags(args: argparse.Namespace) -> None:
     if bool(args.file) == (args.prompts is not None):
         found = "both" if args.file else "neither"
         raise OptionError(f"{found} of -f and --prompts; give texts with -f, or prompts for the model to answer with --prompts")
-    if find_spec("jax") is None:
-        raise UnsupportedError(f"learning needs jax, which is not installed; the extra has it: {install_command('learn')}")
+    if find_spec("jax") is None or find_spec("optax") is None:
+        raise UnsupportedError(
+            f"learning needs jax and optax, and one is not installed; the extra has both: {install_command('learn')}"
+        )
     _check_output(args.output)
     if args.first is not None and Path(args.first).resolve() == args.output.resolve():
         raise OptionError(f"--from and -o are both {args.output}; name another file with -o, for a training that is taken up")

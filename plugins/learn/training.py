@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from augury.files.gguf_writer import EPSILON
 from augury.plugins.learn.head import HeadSizes, Weights
@@ -43,7 +44,7 @@ class TrainingBatch(NamedTuple):
 
 
 class Trainer:
-    """A head's weights, with Adam's state."""
+    """A head's weights, with the optimizer's state."""
 
     def __init__(
         self, sizes: HeadSizes, weights: Weights, rows: np.ndarray, softcap: float | None, rate: float, n_total: int
@@ -60,13 +61,12 @@ class Trainer:
         """
         self._state: dict[str, Any] = {
             "weights": weights,
-            "means": jax.tree.map(np.zeros_like, weights),
-            "squares": jax.tree.map(np.zeros_like, weights),
+            "optimizer": (optimizer := _optimizer(rate, n_total)).init(weights),
             "n_steps": np.int32(0),
         }
         self._rows = jnp.asarray(rows)
         self._losses = jax.jit(partial(_losses, sizes=sizes, softcap=softcap, n_unrolled=N_STEPS, product=_exact_product))
-        update = partial(_update, sizes=sizes, softcap=softcap, rate=rate, n_total=n_total)
+        update = partial(_update, sizes=sizes, softcap=softcap, optimizer=optimizer)
         self._update = jax.jit(update, static_argnames="n_unrolled")
 
     @property
@@ -207,6 +207,17 @@ def _losses(
     return loss, jnp.stack([each.sum() for each in (is_there, *whole)])
 
 
+def _optimizer(rate: float, n_total: int) -> optax.GradientTransformation:
+    """Adam, with a bounded gradient and a rate that rises first and falls then."""
+
+    def rate_of(n_before: Any) -> Any:
+        share = (n_before + 1.0) / n_total
+        falling = 0.55 + 0.45 * jnp.cos(jnp.pi * jnp.minimum(share, 1.0))
+        return rate * jnp.minimum(share / _WARMUP, 1.0) * falling
+
+    return optax.chain(optax.clip_by_global_norm(_MAX_NORM), optax.adam(rate_of, *_BETAS))
+
+
 def _update(
     state: dict[str, Any],
     rows: Any,
@@ -214,25 +225,13 @@ def _update(
     *,
     sizes: HeadSizes,
     softcap: float | None,
-    rate: float,
-    n_total: int,
+    optimizer: optax.GradientTransformation,
     n_unrolled: int,
 ) -> tuple[dict[str, Any], Any]:
-    """One step of Adam, with a bounded gradient and a rate that rises first and falls then."""
+    """One step of the optimizer."""
     loss_of = partial(_losses, rows=rows, batch=batch, sizes=sizes, softcap=softcap, n_unrolled=n_unrolled, product=_product)
-    (loss, _), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["weights"])
-    length = jnp.sqrt(sum(jnp.vdot(each, each) for each in gradients.values()))
-    bound = jnp.minimum(1.0, _MAX_NORM / (length + 1e-9))
-    number = state["n_steps"].astype(jnp.float32) + 1
-    falling = 0.55 + 0.45 * jnp.cos(jnp.pi * jnp.minimum(number / n_total, 1.0))
-    now = rate * jnp.minimum(number / (_WARMUP * n_total), 1.0) * falling
-    first, second = _BETAS
-    made: dict[str, Any] = {"weights": {}, "means": {}, "squares": {}, "n_steps": state["n_steps"] + 1}
-    for name, gradient in gradients.items():
-        bounded = gradient * bound
-        mean = first * state["means"][name] + (1 - first) * bounded
-        square = second * state["squares"][name] + (1 - second) * bounded * bounded
-        move = mean / (1 - first**number) / (jnp.sqrt(square / (1 - second**number)) + 1e-8)
-        made["weights"][name] = state["weights"][name] - now * move
-        made["means"][name], made["squares"][name] = mean, square
+    weights = state["weights"]
+    (loss, _), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights)
+    moves, of_optimizer = optimizer.update(gradients, state["optimizer"], weights)
+    made = {"weights": optax.apply_updates(weights, moves), "optimizer": of_optimizer, "n_steps": state["n_steps"] + 1}
     return made, loss

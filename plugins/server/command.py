@@ -178,8 +178,10 @@ def _learner(args: argparse.Namespace) -> Learner:
     ):
         if is_wrong:
             raise OptionError(f"--learn {reason}")
-    if find_spec("jax") is None:
-        raise UnsupportedError(f"--learn needs jax, which is not installed; the extra has it: {install_command('learn')}")
+    if find_spec("jax") is None or find_spec("optax") is None:
+        raise UnsupportedError(
+            f"--learn needs jax and optax, and one is not installed; the extra has both: {install_command('learn')}"
+        )
 
     def write_first(path: Path) -> None:
         with ModelFile.open(resolve(args.model, args.registry, Progress()), overrides_of(args)) as file:

@@ -203,7 +203,7 @@ def test_the_command_that_trains_is_one(tmp_path):
         ((), "--learn learns from what --collect keeps; name a folder with --collect"),
         (("--collect", "here", "-md", "head.gguf"), "--learn makes the head itself, and -md names one"),
         (("--collect", "here", "--collect-disk", 0), "--learn needs hidden states; raise --collect-disk"),
-        (("--collect", "here"), "--learn needs jax, which is not installed; the extra has it: "),
+        (("--collect", "here"), "--learn needs jax and optax, and one is not installed; the extra has both: "),
     ],
 )
 def test_what_it_needs_is_said_at_the_start(capsys, tmp_path, monkeypatch, flags, told):
