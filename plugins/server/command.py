@@ -44,7 +44,7 @@ from augury.files.models import resolve, source_of
 from augury.interfaces import Progress
 from augury.options import options_of
 from augury.plugins.learn import head
-from augury.plugins.server.config import ServedModel, ServedModelFlags, ServerFlags, files_of, models_of, split
+from augury.plugins.server.config import ServedModel, ServedModelFlags, ServerFlags, files_of, models_of, named, split
 from augury.plugins.server.libraries import check_libraries
 
 if TYPE_CHECKING:
@@ -106,11 +106,10 @@ def served(parser: Parser, typed: argparse.Namespace) -> tuple[argparse.Namespac
 
     args, found = models_of(parser, typed)
     servers = _servers_of(found)
-    wanted = {*typed.models, typed.model}  # at once: what -m names
     return args, Models(
         servers,
         n_most=args.models_max,
-        is_lazy=len(found) > 1 and not wanted & {found[0].args.model, found[0].names[0]},
+        is_lazy=len(found) > 1 and not {*named(typed)} & {found[0].args.model, found[0].names[0]},  # -m loads at once
         is_strict=args.strict_model,
         loads=not args.no_models_autoload,
         find=lambda: _servers_of(models_of(parser, typed)[1]),

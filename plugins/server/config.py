@@ -119,6 +119,11 @@ class ServedModel:
     is_hidden: bool = False  # from lists
 
 
+def named(args: argparse.Namespace) -> list[str]:
+    """What -m names; nothing where it is left out."""
+    return args.models or ([args.model] if "model" in args.typed else [])
+
+
 def models_of(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namespace, list[ServedModel]]:
     """The flags of the server, and its models; `args` are the flags as they were typed.
 
@@ -136,7 +141,7 @@ def models_of(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namesp
         raise OptionError(f"{file}: models is no table of tables, expected [models.NAME] before the keys of each model")
     above = parsed(parser, found, str(file))
     base = _over(_over(args, above), variables)
-    given = args.models or ([args.model] if "model" in args.typed else [])
+    given = named(args)
     models = [ServedModel((_name_of(name),), _with_model(base, name)) for name in given if name not in tables]
     for name, table in tables.items():
         own = parsed(parser, table, f"{file}, [models.{name}]")

@@ -9,9 +9,10 @@ from augury.cli.command_line import make_parser
 from augury.cli.model_flags import memory_needed
 from augury.errors import AuguryError, ModelFileError, OptionError
 from augury.interfaces import Progress
-from augury.plugins.server import process
+from augury.plugins.server import command, process
 from augury.plugins.server.command import _options_of
 from augury.plugins.server.config import models_of
+from augury.plugins.server.models import Models
 from augury.registry import Registry
 
 REGISTRY = Registry.discover()
@@ -44,6 +45,18 @@ def test_each_model_that_is_typed_is_served_by_its_name(served):
     found = models(served("-m", dense, "-m", other, "-c", "64"))
     assert [*found] == [("llama-dense",), ("qwen2-dense",)]
     assert {args.ctx_size for args in found.values()} == {64}
+
+
+@pytest.mark.parametrize(("words", "names"), [([], []), (["-m", "small"], ["small"]), (["-m", "smollm2"], ["smollm2"])])
+def test_the_model_that_m_names_is_loaded_at_once_and_none_without_it(words, names, tmp_path, monkeypatch):
+    """A file that begins with the model that is served without -m names it no more than any other."""
+    begun, file = [], tmp_path / "config.toml"
+    file.write_text('[models.small]\nmodel = "smollm2"\n[models.b]\nmodel = "smollm2"\n')
+    monkeypatch.setattr(Models, "load", lambda _, server: begun.append(server.name))
+    words = ["serve", *words, "--config", str(file)]
+    args = make_parser(REGISTRY, words).parse_args(words)
+    command.served(args.run.args[0], args)[1].start()
+    assert begun == names
 
 
 def test_a_file_gives_each_model_its_flags_and_typed_ones_come_first(served, monkeypatch):
