@@ -14,7 +14,7 @@ async def main(model: str) -> None:
             print(repr(prompt + answer.text))
         try:
             async with asyncio.timeout(0.05):  # a task that is cancelled ends its request
-                await engine.submit("Once upon a time", max_tokens=4000)
+                await engine.submit("Once upon a time", max_tokens=4000, ignore_eos=True)
         except TimeoutError:
             print("took too long")
 

@@ -81,8 +81,7 @@ def test_a_stream_goes_on_while_other_models_load_read_prompts_and_fail(router):
             for model, status in (("damaged", 500), ("qwen2-dense", 200), ("qwen2-dense", 200)):
                 asked = SHORT | {"model": model, "prompt": [1, 2, 3] * 50, "cache_prompt": False}
                 assert other.post("/completion", json=asked).status_code == status
-                assert n_decoded() > n
-                n = n_decoded()
+            assert n_decoded() > n  # in all, as one of these may be over between two tokens
         lines.close()
     assert {name: states(router)[name] for name in MODELS[:2]} == dict.fromkeys(MODELS[:2], "loaded")
     assert router.client.get("/models").json()["data"][2]["status"] == {"value": "unloaded", "failed": True}
