@@ -2,7 +2,7 @@
 
 The products and the number that they are added to are brought to the largest of their exponents, cut off two bits below the
 last one of a float32 there, and added without error. The sum is cut off, not rounded, to a float32. Products that are 0 do not
-count, so a sum depends on nothing but its own other products, in any order. Other generations add fewer at once, or with more
+count, so a sum depends on nothing but its own other products, in any order. Older generations add fewer at once, with fewer
 bits.
 
 Source: Khattak and Mikaitis 2025, "Accurate Models of NVIDIA Tensor Cores" (arXiv 2512.07004), and the results of both GPUs
