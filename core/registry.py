@@ -36,6 +36,12 @@ _KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, the parent of it
     "format": ("augury_formats", FileFormat),
     "constraint": ("augury_constraints", Constraint),
 }
+_FUNCTIONS = {  # hook: what a plugin with it is called
+    "augury_choose": "choice",
+    "augury_round_done": "observer",
+    "augury_request_done": "observer",
+    "augury_commands": "command",
+}
 _HOOKABLE = (FunctionType, MethodType, staticmethod, classmethod)
 _WORDS = {"memory": "memory manager"}
 _NAME = re.compile(r"[\w.-]+")  # which `parse_specs` reads
@@ -48,6 +54,16 @@ class PluginRecord:
     kind: str
     name: str
     plugin: type[Plugin]
+    distribution: str
+    version: str
+
+
+@frozen
+class FunctionRecord:
+    """What a plugin's functions do, which offer no class: they observe, choose or add commands."""
+
+    kind: str
+    name: str
     distribution: str
     version: str
 
@@ -78,6 +94,7 @@ class Registry:
     Attributes:
         hooks: The hooks that plugins implement.
         records: The classes that can be used.
+        functions: What plugins do by functions.
         broken: The plugins that cannot.
         backends, drafters, memory_managers, architectures, sources, formats, constraints: The classes of each kind by name.
     """
@@ -86,6 +103,7 @@ class Registry:
         self.hooks = _Hooks("augury")
         self.hooks.add_hookspecs(hookspecs)
         self.records: list[PluginRecord] = []
+        self.functions: list[FunctionRecord] = []
         self.broken: list[BrokenPlugin] = []
         self.backends: dict[str, type[Backend]] = {}
         self.drafters: dict[str, type[Drafter]] = {}
@@ -150,6 +168,8 @@ class Registry:
             return
         for record in found:
             self._add(record)
+        kinds = sorted({_FUNCTIONS[each.name] for each in self.hooks.get_hookcallers(plugin) or () if each.name in _FUNCTIONS})
+        self.functions += [FunctionRecord(kind, name, distribution, version) for kind in kinds]
 
     def _offered(self, plugin: Any, kind: str, distribution: str, version: str) -> Iterable[PluginRecord]:
         hook, _ = _KINDS[kind]

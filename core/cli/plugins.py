@@ -14,7 +14,7 @@ from augury.devices import CPU, DeviceInfo
 from augury.errors import PluginError
 from augury.interfaces import Backend, Plugin
 from augury.options import options_of
-from augury.registry import PluginRecord, Registry
+from augury.registry import FunctionRecord, PluginRecord, Registry
 
 
 def add_parser(subparsers: Any, registry: Registry) -> None:
@@ -34,25 +34,28 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
 def _run(args: argparse.Namespace) -> int:
     registry: Registry = args.registry
     records = sorted(registry.records, key=lambda record: (record.kind, record.name))
-    broken = registry.broken
+    functions, broken = registry.functions, registry.broken
     if names := set(args.names):
         records = [each for each in records if names & {each.kind, each.name, each.distribution, *each.plugin.aliases}]
+        functions = [each for each in functions if names & {each.kind, each.name, each.distribution}]
         broken = [each for each in broken if names & {each.name, each.distribution}]
-        if not records and not broken:
+        if not (records or functions or broken):
             raise PluginError(f"no plugin, kind or package is called {' or '.join(args.names)}; augury plugins lists all")
     if args.json:
-        print_json({"plugins": [_as_json(record) for record in records], "broken": list(map(asdict, broken))})
+        others = {"functions": list(map(asdict, functions)), "broken": list(map(asdict, broken))}
+        print_json({"plugins": [_as_json(record) for record in records], **others})
         return 0
-    print_lines(_lines(records))
+    print_lines(_lines(records, functions))
     print_lines(f"broken: {each.name} of {each.distribution} {each.version}: {each.reason}" for each in broken)
     return 0
 
 
-def _lines(records: list[PluginRecord]) -> list[str]:
+def _lines(records: list[PluginRecord], functions: list[FunctionRecord]) -> list[str]:
     rows = [["kind", "name", "distribution", "version", "other names"]]
     rows += [
         [record.kind, record.name, record.distribution, record.version, ", ".join(record.plugin.aliases)] for record in records
     ]
+    rows += [[each.kind, each.name, each.distribution, each.version, ""] for each in functions]
     lines = align_rows(rows)
     for record in records:
         if notes := list(_notes(record.plugin)):

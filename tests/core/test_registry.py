@@ -56,6 +56,28 @@ def test_a_strangers_class_is_found_by_name_and_alias():
     assert (record.kind, record.name, record.distribution, record.version) == ("drafter", "lucky", "augury-stranger", "1.2")
 
 
+def test_functions_are_known_by_what_they_do():
+    registry = registry_with(augury_drafters=lambda: [Lucky], augury_choose=lambda: None)
+    other = types.SimpleNamespace(
+        augury_round_done=hookimpl(lambda: None),
+        augury_request_done=hookimpl(lambda: None),
+        augury_commands=hookimpl(lambda: None),
+    )
+    registry.register(other, name="watcher")
+    found = [(each.kind, each.name, each.distribution, each.version) for each in registry.functions]
+    assert found == [
+        ("choice", "stranger", "augury-stranger", "1.2"),
+        ("command", "watcher", "this process", ""),
+        ("observer", "watcher", "this process", ""),
+    ]
+
+
+def test_a_broken_plugins_functions_are_not_known():
+    registry = registry_with(augury_drafters=lambda: [object], augury_choose=lambda: None)
+    assert registry.broken
+    assert not registry.functions
+
+
 def test_an_unknown_name_is_an_error_that_names_the_nearest():
     with pytest.raises(PluginError, match="no drafter 'luky'; did you mean 'lucky'"):
         registry_with(augury_drafters=lambda: [Lucky]).find("drafter", "luky")

@@ -352,6 +352,13 @@ def test_plugins_are_found_by_kind_and_by_any_of_their_names(capsys, names, foun
     assert run(capsys, "plugins", "nobody")[2].startswith("augury: no plugin, kind or package is called nobody; ")
 
 
+def test_plugins_of_functions_are_listed_by_what_they_do(capsys):
+    lines = run(capsys, "plugins", "command")[1].splitlines()
+    assert "command-serve" in [line.split()[1] for line in lines if line.startswith("command ")]
+    told = json.loads(run(capsys, "plugins", "command-serve", "--json")[1])
+    assert (told["plugins"], [each["kind"] for each in told["functions"]]) == ([], ["command"])
+
+
 def test_plugins_show_other_names_and_defaults_where_there_are_any(capsys):
     lines = run(capsys, "plugins")[1].splitlines()
     assert [line.split()[-1] for line in lines if line.startswith("drafter       ngram-cache ")] == ["lookup"]
