@@ -1,20 +1,31 @@
-"""Random engines, hostile drafters, clients that cancel: what a request got is the beginning of what plain decoding gives."""
+"""Random engines, hostile drafters, clients that cancel: what a request got is the beginning of what plain decoding gives.
+
+Some models have heads or layers for further tokens that are often right, some have adapters, whose scales differ by request.
+Prompts begin as others and their answers do, so that slots and the prompt cache have them already.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import random
+import tempfile
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
+import pytest
 from attrs import Factory, define
-from oracles.models import NAMES, tiny_model
+from oracles import adapters
+from oracles.drafts import MTP, agreeing, assistance, predictable
+from oracles.models import NAMES, RECURRENT, tiny_model
+from support.drafter_specs import head_specs
 from support.more_toys import registry_with_toys
 from torture.hostile import Hostile, Plugins
 
 from augury import AuguryError, Engine
+from augury.engine import prompt_cache, prompt_files
 from augury.testing.drafter.engines import miscounts
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET
 from augury.types import CACHE_TYPES
@@ -35,6 +46,7 @@ class Scenario:
     model: str
     how: dict  # of Engine.load, all that may change what comes out
     asks: list[dict]  # keyword arguments of requests
+    drafters: list[str] = Factory(list)  # that only this model has
     answers: list = Factory(list)
     logits: np.ndarray | None = None  # of the first answer
 
@@ -50,12 +62,44 @@ class Scenario:
         how = {"backend": kind, "n_ctx": n_ctx, "cache_type_k": cache[0], "cache_type_v": cache[1]}
         path = name if ":" in name or model else str(tiny_model(name))
         scenario = cls(path, how, [])
+        if kind == "numba-cpu" and model is None and rng.random() < 0.5:
+            scenario._draft_for_itself(rng)
+        n_ctx, n_adapters = how["n_ctx"], len(how.get("lora", ()))
         with scenario.engine(threads=1, spec_type="none") as engine:
             n_most = 384 if model else n_ctx
-            scenario.asks = [_ask(rng, engine.info.n_vocab, n_ctx, n_most) for _ in range(4 if model else 8)]
-            scenario.answers = [_answered(rng, engine, ask) for ask in scenario.asks]
+            for _ in range(4 if model else 8):
+                scenario.asks.append(ask := _ask(rng, engine.info.n_vocab, n_ctx, n_most))
+                if rng.random() < 0.4 and len(scenario.asks) > 1:
+                    scenario._begin_as_another(rng, ask)
+                if n_adapters and rng.random() < 0.7:
+                    ids = rng.sample(range(n_adapters), rng.randint(0, n_adapters))
+                    ask["lora"] = [{"id": i, "scale": rng.choice([1.0, 0.5, -0.3])} for i in ids]
+                scenario.answers.append(_answered(rng, engine, ask))
             scenario.logits = engine.evaluate(scenario.text)
         return scenario
+
+    def _draft_for_itself(self, rng):
+        """Become a model with heads, with layers for further tokens, or with adapters."""
+        kind = rng.choice(["heads", "mtp", "adapters"])
+        if kind == "heads":
+            name = rng.choice(["llama-dense", "phi2-dense", *RECURRENT])
+            self.model, self.drafters = str(predictable(name)), [*head_specs(name).values()]
+        elif kind == "mtp":
+            name = rng.choice(MTP)
+            self.model, self.drafters = str(agreeing(name)), ["draft-mtp"]
+            self.how |= assistance(name)
+        else:
+            name = rng.choice(adapters.MODELS)
+            self.model = str(tiny_model(name))
+            self.how["n_ctx"] = min(self.how["n_ctx"], 256)  # positions that GPT-2 has learned
+            self.how["lora"] = [adapters.adapter(name, number) for number in range(rng.choice([1, 2]))]
+
+    def _begin_as_another(self, rng, ask):
+        """Let a request's prompt begin with a part of another's prompt and answer."""
+        at = rng.randrange(len(self.answers))
+        text = [*self.asks[at]["prompt"], *self.answers[at].tokens]
+        prompt = text[: rng.randint(1, len(text))] + ask["prompt"]
+        ask["prompt"] = prompt[: max(len(ask["prompt"]), self.how["n_ctx"] - 40)]
 
     @property
     def text(self):
@@ -120,6 +164,8 @@ def _member(rng, scenario, *, is_toy):
         TINY_DRAFT if is_toy or scenario.model == TINY_TARGET else scenario.model if ":" not in scenario.model else TINY_DRAFT
     )
     n, m = rng.randint(1, 4), rng.randint(1, 12)
+    if scenario.drafters and rng.random() < 0.7:
+        return rng.choice(scenario.drafters)
     return rng.choice(
         [
             f"ngram-simple:n={n},m={m}",
@@ -261,8 +307,15 @@ class Clients:
 
 
 def run(seed, counts, model=None):
-    """One scenario, and several engines that must say the same."""
+    """One scenario, and several engines that must say the same, and that share files of prompts."""
     rng = random.Random(seed)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompt_files, "cache_folder", Path(folder).joinpath)
+        patch.setattr(prompt_cache, "_BLOCK", rng.choice([16, 64, 256]))
+        _run(rng, counts, model)
+
+
+def _run(rng, counts, model):
     scenario = Scenario.random(rng, model)
     n_engines = 2 if scenario.how["backend"] == "reference" or model else 4
     for _ in range(n_engines):
@@ -273,6 +326,8 @@ def run(seed, counts, model=None):
             "spec_fixed": rng.random() < 0.7,
             "draft_max": rng.choice([1, 4, 8, 16]),
             "spec_verify": "match" if rng.random() < 0.9 else "rejection",
+            "cache_ram": rng.choice([0, 1, 64]),
+            "cache_disk": rng.choice([0, 1, 64]),
         }
         how["draft_min"] = rng.choice([0, 0, min(2, how["draft_max"])])
         before = Hostile.n_faults
