@@ -38,7 +38,7 @@ from augury.drafters.ngram.successors import CHANCES, RUNNER_UP_CHANCES, TARGET_
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
-from augury.types import NO_DRAFT, Draft, Verdict
+from augury.types import Draft, Verdict
 
 
 @frozen
@@ -75,48 +75,24 @@ class Recycle(Drafter):
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Follow the table from the last token and its runners-up."""
-        before, last, n = int(history[-2:][0]), int(history[-1]), self._n_successors
-        row, buckets = self._successors.after(before, last)
-        runners_up = [token for token in self._successors.of_target(before) if token != last][: n - 1]
-        shape = _tree_shape(min(self.options.n_max, limit), self.options.depth, n, has_row=row[0] >= 0)
-        first = row + [-1 if token in row else token for token in runners_up] + [-1] * (n - 1 - len(runners_up))
-        successors = {-1: (first, buckets)}  # by node of the draft
-        tokens: list[int] = []
-        parents: list[int] = []
-        evidence: list[int] = []
-        places = {-1: -1}  # by node of the shape: where it is in the draft, which has those that are known
-        for node, (parent, rank, bucket) in enumerate(shape):
-            if (at := places.get(parent)) is None:
-                continue
-            if at not in successors:
-                above = parents[at]
-                successors[at] = self._successors.after(tokens[above] if above >= 0 else last, tokens[at])
-            row, buckets = successors[at]
-            if (token := row[rank]) >= 0:
-                places[node] = len(tokens)
-                tokens.append(token)
-                parents.append(at)
-                evidence.append(buckets[rank] if rank < n else bucket)
-        return Draft(tokens, parents, evidence=evidence) if tokens else NO_DRAFT
+        kind = min(self.options.n_max, limit), self.options.depth, self._n_successors
+        shapes = _tree_shape(*kind, has_row=True), _tree_shape(*kind, has_row=False)
+        return self._successors.draft(*shapes, *history[-2:][[0, -1]].tolist())
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
         """Keep the successors of every token that was verified."""
         if verdict.top_after is not None and verdict.top_ids is not None:
-            best = verdict.top_ids[:, 0].tolist()
-            for i, token in enumerate(verdict.top_after.tolist()):
-                if best[i] >= 0:  # -1: its row is not finite
-                    self._successors.learn(token, verdict.top_ids[i])
+            self._successors.learn(verdict.top_after, verdict.top_ids)
 
 
 @cache
-def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> list[tuple[int, int, int]]:
+def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> np.ndarray:
     """The n nodes that are most likely to be right, `depth` deep at most, with up to `n_successors` children each.
 
     The last token has one runner-up less than that, and successors only if it `has_row`. All rows count as the target's.
 
     Returns:
-        Of each node its parent, -1 for the last token, which of that one's successors it is, and after these which of its
-        runners-up, and its place in `DrafterTraits.evidence_chances`.
+        (3, n) int32, see `Successors.draft`.
     """
     buckets = [min(rank, len(TARGET_CHANCES) - 1) for rank in range(n_successors)]  # by rank
     buckets += [len(TARGET_CHANCES) + min(rank, len(RUNNER_UP_CHANCES) - 1) for rank in range(n_successors - 1)]
@@ -132,7 +108,7 @@ def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> list
         for successor in range(n_successors if level + 1 < depth else 0):
             heappush(open_nodes, (path * chances[successor], n_seen + successor, len(found) - 1, successor, level + 1))
         n_seen += n_successors
-    return found
+    return np.array(found, np.int32).reshape(-1, 3).T.copy()
 
 
 @hookimpl

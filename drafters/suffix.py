@@ -25,10 +25,9 @@ the same however often a text repeats itself; and depth bounds the ending alone.
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from attrs import evolve, frozen
@@ -41,14 +40,11 @@ from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
 
 if TYPE_CHECKING:
+    from augury.drafters.ngram.suffix_array import SuffixArray
     from augury.drafters.ngram.text_corpus import TextCorpus
 
 
-_LENGTHS = (0, 2, 3, 5, 9, 17, 33)  # tokens that agree, the first of each bucket
-_LONGEST = _LENGTHS[-1]
-_STEPS = tuple(bisect(_LENGTHS, length) - 1 for length in range(_LONGEST + 1))  # by length
-_MOST = 0.5  # of the occurrences
-_CHANCES = (  # docs/benchmarks.md has how they were measured
+_CHANCES = (  # docs/benchmarks.md has how they were measured; for lengths from 0, 2, 3, 5, 9, 17 and 33 tokens on
     *(0.14, 0.24, 0.4, 0.31, 0.33, 0.62, 0.25, 0.52, 0.74, 0.3, 0.62, 0.82),
     *(0.4, 0.7, 0.89, 0.5, 0.93, 0.97, 0.5, 0.8, 0.98),
 )  # by length, then where less than most, most and all occurrences agree
@@ -78,7 +74,7 @@ class SuffixOptions:
     )
     corpus_tokens: int = option(
         262144,
-        help="tokens kept there, 140 bytes of memory each; beyond, the older half is forgotten",
+        help="tokens kept there, 12 bytes of memory each; beyond, the older half is forgotten",
         ge=1024,
         le=MAX_CORPUS_TOKENS,
     )
@@ -95,14 +91,15 @@ class SuffixOptions:
             )
 
 
-@frozen(eq=False)
-class _Found:
-    """The tokens after the endings that occurred in some texts."""
+class _Found(NamedTuple):
+    """The ways on from the endings that occurred in some texts, and the draft of one of them."""
 
-    length: int = 0  # of the longest of them
-    tokens: Sequence[int] = ()  # of the draft
-    evidence: Sequence[int] = ()
-    ways: Sequence[tuple[int, list[int]]] = ()  # lengths of the endings, and the follower of each
+    texts: SuffixArray
+    places: np.ndarray  # see `SuffixArray.find`
+    n: int  # of them
+    draft: np.ndarray  # (3, limit) int32, tokens, parents and evidence
+    k: int = 0  # tokens of it
+    n_max: int = 0  # of a way on
     first_branch: int = 0  # the first bucket of the branches
 
 
@@ -116,8 +113,10 @@ class Suffix(Drafter):
 
     def __init__(self, options: SuffixOptions, session: Session) -> None:
         super().__init__(options, session)
+        from augury.drafters.ngram import kernels
         from augury.drafters.ngram.suffix_array import SuffixArray
 
+        self._kernels = kernels
         self._texts = SuffixArray(options.max_depth, options.max_tokens)
         self._texts.begin()
         self._seen = np.empty(0, np.int32)  # the learnt part of the request's text, or of the last one's
@@ -172,101 +171,42 @@ class Suffix(Drafter):
             return self._proposed(ask)
 
     def _proposed(self, ask: Ask) -> Draft:
-        found = [self._found(ask, self._texts.matches(), self._texts.tokens, 0)]
+        best, others = self._found(ask, self._texts, 0), list[_Found]()
         if self._corpus is not None:
-            texts = self._corpus.texts
-            first_bucket = len(_CHANCES) + len(_BRANCH_CHANCES)
-            found.append(self._found(ask, texts.matches(self._texts.ending), texts.tokens, first_bucket))
-            found.sort(key=lambda each: -each.length)
-        if not found[0].ways:
+            other = self._found(ask, self._corpus.texts, len(_CHANCES) + len(_BRANCH_CHANCES))
+            best, other = (best, other) if _longest(best) >= _longest(other) else (other, best)
+            others = [other]
+        if not best.n:
             return NO_DRAFT
-        if ask.pace is None or len(found[0].tokens) >= ask.limit:
-            return Draft(found[0].tokens, evidence=found[0].evidence)
-        return _branched(found, ask.limit)
+        tree, k = best.draft, best.k
+        if ask.pace is None or k >= ask.limit:
+            return Draft(tree[0, :k], evidence=tree[2, :k])
+        for each in others:
+            k = self._kernels.add_draft(tree, k, ask.limit, each.draft, each.k)
+        for each in (best, *others):
+            k = self._kernels.add_ways(
+                tree, k, ask.limit, each.texts.tokens, each.places, each.n, each.n_max, each.first_branch
+            )
+        return Draft(tree[0, :k], tree[1, :k], evidence=tree[2, :k])
 
-    def _found(self, ask: Ask, matches: list[tuple[int, int]], texts: np.ndarray, first_bucket: int) -> _Found:
-        """The ways on after matches in some texts."""
-        if not matches:
-            return _Found()
+    def _found(self, ask: Ask, texts: SuffixArray, bucket: int) -> _Found:
+        """The ways on in some texts, whose first bucket this is."""
+        options, (places, n), draft = self.options, texts.find(self._texts.ending), np.empty((3, ask.limit), np.int32)
+        if not n:
+            return _Found(texts, places, 0, draft)
         limit = ask.limit if ask.pace is None else min(ask.limit, ask.pace.depth)
-        longest, shortest = matches[0][0], matches[-1][0]
-        n_max = self._n_max(longest, limit)
-        ways = [texts[position : position + n_max].tolist() for _, position in matches]
-        ways = [way if len(way) == n_max else [*way, *[-1] * (n_max - len(way))] for way in ways]  # as if the text had ended
-        n_longest = sum(length == longest for length, _ in matches)
-        tokens, shares = self._way(ways[:n_longest], n_max)
-        length = longest
-        if shortest < longest:
-            others, their_shares = self._way(ways, min(self._n_max(shortest, limit), n_max))
-            if sum(their_shares) > sum(shares):
-                tokens, shares, length = others, their_shares, shortest
-        evidence = [first_bucket + _bucket(length + i, share) for i, share in enumerate(shares)]
-        lengths = [length for length, _ in matches]
-        return _Found(longest, tokens, evidence, list(zip(lengths, ways, strict=True)), first_bucket + len(_CHANCES))
-
-    def _n_max(self, length: int, limit: int) -> int:
-        return max(min(limit, int(self.options.factor * length + self.options.offset)), 0)
+        bounds = limit, options.factor, options.offset, options.min_prob
+        k, n_max = self._kernels.draft_way(texts.tokens, places, n, *bounds, bucket, draft)
+        return _Found(texts, places, n, draft, k, n_max, bucket + len(_CHANCES))
 
     def _learn(self, history: np.ndarray) -> None:
         if len(history) > (n_seen := len(self._seen)):
             self._texts.extend(history[n_seen:])
             self._seen = history
 
-    def _way(self, ways: list[list[int]], n_max: int) -> tuple[list[int], list[float]]:
-        """The most frequent of `ways`, token by token, and the share of them that each token follows."""
-        n_all = n = len(ways)
-        least, n_before = self.options.min_prob * n_all, 0
-        tokens: list[int] = []
-        shares: list[float] = []
-        for i in range(n_max):
-            if n != n_before and ways.count(ways[0]) == n:  # no choices left
-                rest = ways[0][i:n_max]
-                rest = rest[: rest.index(-1)] if -1 in rest else rest
-                if n >= least:
-                    tokens += rest
-                    shares += [n / n_all] * len(rest)
-                break
-            n_before = n
-            column = [way[i] for way in ways if way[i] >= 0]  # -1: that text ends
-            if not column:
-                break
-            token = max(dict.fromkeys(column), key=column.count)  # among equals the continuation of the longest, latest match
-            n_agreeing = column.count(token)
-            if n_agreeing < least:
-                break
-            tokens.append(token)
-            shares.append(n_agreeing / n_all)
-            if n_agreeing < n:
-                ways, n = [way for way in ways if way[i] == token], n_agreeing
-        return tokens, shares
 
-
-def _bucket(length: int, share: float) -> int:
-    """The evidence for a token: by how many tokens before it agree, and whether all or most occurrences do."""
-    return 3 * _STEPS[min(length, _LONGEST)] + (2 if share == 1 else 1 if share >= _MOST else 0)
-
-
-def _branched(found: Sequence[_Found], limit: int) -> Draft:
-    """The drafts that were found, and beside them the ways on that they do not follow, up to `limit` tokens."""
-    n = 0
-    evidence: list[int] = []
-    nodes: dict[tuple[int, int], int] = {}  # by parent and token
-    ways: list[tuple[Sequence[int], Sequence[int]]] = [(each.tokens, each.evidence) for each in found]
-    for each in found:
-        for length, branch in each.ways:
-            lengths = range(length, length + len(branch))
-            ways.append((branch, [each.first_branch + _STEPS[min(i, _LONGEST)] for i in lengths]))
-    for way, buckets in ways:
-        node = -1
-        for token, bucket in zip(way, buckets, strict=True):
-            if token < 0 or n == limit:  # -1: that text ends
-                break
-            if (node, token) not in nodes:
-                nodes[node, token] = n
-                n += 1
-                evidence.append(bucket)
-            node = nodes[node, token]
-    return Draft([token for _, token in nodes], [parent for parent, _ in nodes], evidence=evidence)
+def _longest(found: _Found) -> int:
+    return int(found.places[0, 0]) if found.n else 0
 
 
 @hookimpl

@@ -3,12 +3,10 @@
 A tree is two tables, whose rows `augury.speculation.tree_table` names. A parent stands before its children.
 """
 
-from contextlib import suppress
-
 import numba
 import numpy as np
 
-from augury.memory_limit import require_address_space
+from augury.compiled import compiled
 from augury.speculation.chances import KEEP_ALL, STEPS
 from augury.speculation.constants import CONSTANTS
 from augury.speculation.tree_table import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN
@@ -22,30 +20,12 @@ EXPECTED, N_RIGHT, RATIO = range(3)  # of agreement, by step and kind
 FLAT, PER_POSITION, FACTOR, N_SEEN, HOPE, LOG = range(6)  # of passes' costs, by tokens: see `augury.speculation.costs`
 KNOWN, HOPED = range(2)  # of curves
 
-_COMPILER_BYTES = 64 << 20  # more than a kernel takes: LLVM ends the process where it gets no memory
 _CERTAIN = 0.995
 _GAIN, _UNLIKELY = CONSTANTS.gain, CONSTANTS.unlikely
 _LEARN_NEAR, _ALIKE, _DOUBT = CONSTANTS.learn_near, CONSTANTS.alike, CONSTANTS.doubt
 _MANY = 1 / _LEARN_NEAR - 1  # passes, of which a new one counts as much as `learn_near`
 _INTS, _FLOATS = numba.int64[:, ::1], numba.float64[:, ::1]
 _INT, _FLOAT, _ROW, _FLOAT_ROW, _BOOLS = numba.int64, numba.float64, numba.int64[::1], numba.float64[::1], numba.bool_[::1]
-
-
-def compiled(*types):
-    """Compile a function for these types when this module is imported, or load what was compiled before and could be kept."""
-
-    def made(function):
-        dispatcher = numba.njit(error_model="numpy")(function)  # with the GIL, which takes longer to get back
-        with suppress(RuntimeError):  # no folder is writable
-            dispatcher.enable_caching()
-        if types:  # others become part of those that call them
-            require_address_space(_COMPILER_BYTES, "compiling a kernel")
-            with suppress(OSError):  # the disk is full
-                dispatcher.compile(types)
-            dispatcher.disable_compile()
-        return dispatcher
-
-    return made
 
 
 @compiled(_INTS, _FLOATS, _INT, _INTS, _FLOAT_ROW, _INT, _INT, _ROW)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.errors import OptionError
+from augury.types import NO_DRAFT, Draft
 
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
@@ -40,36 +41,34 @@ class Successors:
             n_vocab: Tokens of the vocabulary.
             n: Length of a row.
         """
-        self._n, self._n_vocab = n, n_vocab
-        ranks = [min(rank, len(TARGET_CHANCES) - 1) for rank in range(n)]
-        self._buckets = [FIRST_OF_TEXT + rank for rank in ranks], ranks  # by whether the row is the target's
-        self._rows = np.full((n_vocab, n), -1, np.int32)
-        self._is_of_target = np.zeros(n_vocab, bool)
+        from augury.drafters.ngram import kernels
+
+        self._kernels = kernels
+        rows = np.full((n_vocab, n), -1, np.int32)
         places = text.astype(np.int64)
-        tokens, self._rows[tokens], *_ = most_frequent(places[:-1], text[1:], n)
-        pairs, self._pair_rows, *counts = most_frequent(places[:-2] * n_vocab + places[1:-1], text[2:], _N_OF_PAIR)
-        self._pair_buckets = FIRST_OF_PAIRS + _pair_kinds(*counts)
-        self._pairs = dict(zip(pairs.tolist(), range(len(pairs)), strict=True))
+        tokens, rows[tokens], *_ = most_frequent(places[:-1], text[1:], n)
+        pairs, of_pairs, *counts = most_frequent(places[:-2] * n_vocab + places[1:-1], text[2:], _N_OF_PAIR)
+        buckets = np.array([0, FIRST_OF_TEXT, len(TARGET_CHANCES), FIRST_OF_PAIRS], np.int32)
+        self._table = rows, np.zeros(n_vocab, bool), pairs, of_pairs, _pair_kinds(*counts).astype(np.int32), buckets
 
-    def after(self, before: int, token: int) -> tuple[list[int], list[int]]:
-        """The row of `token`, which follows `before`, with -1 where less is known, and the bucket of each; both of length n."""
-        row = self._rows[token].tolist()  # lists, for NumPy's calls take longer
-        buckets = self._buckets[bool(self._is_of_target[token])]
-        pair = self._pairs.get(before * self._n_vocab + token)
-        if pair is None:
-            return row, buckets
-        first = [each for each in self._pair_rows[pair].tolist() if each >= 0][: self._n]
-        rest = [i for i, each in enumerate(row) if each not in first][: self._n - len(first)]
-        return first + [row[i] for i in rest], self._pair_buckets[pair, : len(first)].tolist() + [buckets[i] for i in rest]
+    def draft(self, shape: np.ndarray, shape_without: np.ndarray, before: int, last: int) -> Draft:
+        """Follow the rows from `last`, which follows `before`, and from its runners-up.
 
-    def of_target(self, token: int) -> list[int]:
-        """The row that the target told, or nothing."""
-        return self._rows[token].tolist() if self._is_of_target[token] else []
+        Args:
+            shape: (3, m) int32, of each node its parent, -1 for the last token, which of that one's successors it is, and after
+                these which of its runners-up, and its bucket.
+            shape_without: The same where the last token has no row.
+            before: The token before the last.
+            last: The last token of the text.
+        """
+        tree = np.empty((3, max(shape.shape[1], shape_without.shape[1])), np.int32)
+        if not (k := self._kernels.draft_successors(*self._table, shape, shape_without, before, last, tree)):
+            return NO_DRAFT
+        return Draft(tree[0, :k], tree[1, :k], evidence=tree[2, :k])
 
-    def learn(self, token: int, row: np.ndarray) -> None:
-        """Keep the target's most probable tokens after `token`, (n,) int32."""
-        self._rows[token] = row
-        self._is_of_target[token] = True
+    def learn(self, tokens: np.ndarray, best: np.ndarray) -> None:
+        """Keep the target's most probable tokens (m, n) int32 after each of the (m,) tokens; -1 is not finite."""
+        self._kernels.learn_successors(*self._table[:2], tokens, best)
 
 
 def tokens_of(path: str | None, tokenizer: Tokenizer | None, n_vocab: int) -> np.ndarray:

@@ -122,7 +122,7 @@ def test_a_tree_s_nodes_are_those_most_likely_to_be_right(depth, n_successors):
     for n in (1, 2, 7, 30):
         for has_row in (True, False):
             shape, paths = _tree_shape(n, depth, n_successors, has_row=has_row), []
-            for i, (parent, rank, _) in enumerate(shape):
+            for i, (parent, rank, _) in enumerate(shape.T.tolist()):
                 assert -1 <= parent < i
                 paths.append((*paths[parent], rank) if parent >= 0 else (rank,))
             first = range(0 if has_row else n_successors, 2 * n_successors - 1)
