@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from augury.errors import AuguryError
 from augury.options import similar
-from augury.plugins.server import anthropic, embeddings, rerank
+from augury.plugins.server import anthropic, embeddings, rerank, resumable
 from augury.plugins.server.downloads import Downloads
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import Fields
@@ -39,7 +39,7 @@ from augury.plugins.server.server import ServerOptions, session
 _ROUTERS = tuple(
     module.router
     for module in (
-        *(anthropic, embeddings, rerank, models, chat, completions, responses, tokenize),
+        *(anthropic, embeddings, rerank, resumable, models, chat, completions, responses, tokenize),
         *(completion, infill, status, ollama_chat, ollama_embed, ollama_models),
     )
 )
@@ -85,7 +85,7 @@ def make_app(models: Models) -> FastAPI:
         redirect_slashes=False,
         responses={status: {"description": text, "content": _ERROR} for status, text in _ERRORS.items()},
     )
-    app.state.models, app.state.downloads = models, Downloads(models)
+    app.state.models, app.state.downloads, app.state.answers = models, Downloads(models), resumable.Answers()
     for each in _ROUTERS:
         app.include_router(each)
     add_docs(app)
@@ -97,6 +97,7 @@ def make_app(models: Models) -> FastAPI:
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(Exception, _on_fault)
+    app.add_middleware(resumable.Resumable, answers=app.state.answers)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=options.max_body_bytes)
     app.add_middleware(_Gate, options=options)
     app.add_middleware(  # it also answers a preflight, which never has a key, where no page is welcome
