@@ -41,10 +41,6 @@ _MODEL = 14.0, 0.98  # one wrong token says little of a model, or of a bucket th
 _MODEL_CHANCE = 0.65
 
 
-_Level = tuple[list[float], list[float], list[float], list[float], float]
-"""The knowledge of a bucket: trials, right ones, the chance, the prior chance, and the decay of old trials."""
-
-
 @frozen
 class Bucket:
     """The bucket in which a token is judged, in words, and its chance, or the change of it, before any was seen."""
@@ -64,6 +60,12 @@ class Chances:
     trials.
 
     `child` makes the chances of one request, which start from those of all requests and then follow their own text.
+
+    Attributes:
+        prior: (b,) float64, the chances of the buckets before any trial.
+        table: (3, b) float64: of each bucket the trials, the right ones, and the chance. Old trials count less.
+        above: Those of all requests, of one request's; None of these.
+        learning: How many trials the prior counts as, and the share of a request's own trials that is kept with each new one.
     """
 
     def __init__(self, evidence: Sequence[float] = (), *, is_costly: bool = False, is_certain: bool = False) -> None:
@@ -75,34 +77,36 @@ class Chances:
             is_certain: See `DrafterTraits.is_certain`.
         """
         self._has_runs = not (is_costly or is_certain)
-        self._weight, self._keep_own = _MODEL if is_costly or len(evidence) else _LOOKUP
-        self._begin([1.0 if is_certain else _MODEL_CHANCE, *_RUN_CHANCES, *_CONFIDENCE_CHANCES, *evidence], KEEP_ALL, ())
+        self.learning = _MODEL if is_costly or len(evidence) else _LOOKUP
+        self.above: Chances | None = None
+        self._begin(np.array([1.0 if is_certain else _MODEL_CHANCE, *_RUN_CHANCES, *_CONFIDENCE_CHANCES, *evidence]))
 
     def child(self) -> Self:
         """For a new request of the same drafter."""
         made = copy(self)
-        made._begin(self._values, self._keep_own, self._levels)  # noqa: SLF001 - of this class
+        made.above = self
+        made._begin(self._values)  # noqa: SLF001 - of this class
         return made
 
-    def _begin(self, prior: list[float], keep: float, above: tuple[_Level, ...]) -> None:
-        self._prior, self._values = prior, list(prior)
-        zeros = [0.0] * len(prior)
-        self._levels = (*above, (zeros, zeros.copy(), self._values, prior, keep))
+    def _begin(self, prior: np.ndarray) -> None:
+        """Start from prior chances, which are read where they change."""
+        self.prior, self.table = prior, np.stack([np.zeros(len(prior)), np.zeros(len(prior)), prior])
+        self._values = self.table[2]
 
     @property
     def typical(self) -> float:
         """The chance of any token, in any bucket."""
-        return self._values[TYPICAL]
+        return float(self._values[TYPICAL])
 
     @property
     def surest(self) -> float:
         """The chance of a token of which the drafter is as confident as can be."""
-        return self._values[_EVIDENCE - 1]
+        return float(self._values[_EVIDENCE - 1])
 
     @property
     def n_evidence(self) -> int:
         """How many buckets are the drafter's own."""
-        return len(self._prior) - _EVIDENCE
+        return len(self.prior) - _EVIDENCE
 
     def bucket(self, bucket: int) -> Bucket:
         """One of the `buckets`, in words."""
@@ -113,35 +117,33 @@ class Chances:
             name = f"confidence {least:g} to {most:g}"
         else:
             name = "any" if bucket == TYPICAL else f"run from {_RUNS[bucket - 1]}"
-        return Bucket(name, self._prior[bucket])
+        return Bucket(name, float(self.prior[bucket]))
 
-    def buckets(self, draft: Draft, run: int) -> list[int]:
-        """The bucket of each token of a draft (k,), made after `run` right ones."""
+    def buckets(self, draft: Draft, run: int) -> np.ndarray:
+        """The bucket of each token of a draft (k,) int64, made after `run` right ones."""
         if draft.evidence is not None:
-            return [_EVIDENCE + each for each in draft.evidence.tolist()]
+            return np.add(draft.evidence, _EVIDENCE, dtype=np.int64)
         if draft.confidence is not None:
-            return (np.searchsorted(_EDGES, draft.confidence, side="right") + _CONFIDENCE).tolist()
+            return np.searchsorted(_EDGES, draft.confidence, side="right") + _CONFIDENCE
         if not self._has_runs:
-            return [TYPICAL] * len(draft)
-        if draft.parents is None:
-            return [_RUN_BUCKETS[min(each, _LAST_RUN)] for each in range(run, run + len(draft))]
+            return np.full(len(draft), TYPICAL)
         runs: list[int] = []
-        for parent in draft.parents.tolist():
+        for parent in draft.above.tolist():
             runs.append(run if parent < 0 else runs[parent] + 1)
-        return [_RUN_BUCKETS[min(each, _LAST_RUN)] for each in runs]
+        return np.array([_RUN_BUCKETS[min(each, _LAST_RUN)] for each in runs], np.int64)
 
-    def of(self, buckets: Sequence[int]) -> list[float]:
+    def of(self, buckets: np.ndarray) -> np.ndarray:
         """The chances of these buckets."""
-        values = self._values
-        return [values[bucket] for bucket in buckets]
+        return self._values[buckets]
 
     def see(self, bucket: int, *, is_right: bool) -> None:
         """A token of this bucket was right or wrong."""
-        weight = self._weight
-        for n, n_right, values, prior, keep in self._levels:
-            n[bucket] = seen = n[bucket] * keep + 1.0
-            n_right[bucket] = right = n_right[bucket] * keep + is_right
-            values[bucket] = (right + weight * prior[bucket]) / (seen + weight)
+        from augury.speculation import kernels
+
+        weight, keep_own = self.learning
+        if self.above is not None:
+            self.above.see(bucket, is_right=is_right)
+        kernels.see(self.table, self.prior, bucket, is_right, weight, KEEP_ALL if self.above is None else keep_own)
 
 
 class Agreement:

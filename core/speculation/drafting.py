@@ -226,7 +226,7 @@ class Drafting:
         # the draws may end a draft early: throwing it away would favour other draws
         n_min = 1 if speculation.rule.depends_on_draft else slot.n_min
         if len(part) < n_min:
-            slot.by_drafter[drafter] = Proposal(draft, [-1] * len(draft))
+            slot.by_drafter[drafter] = Proposal(draft, np.full(len(draft), -1))
             return None
         slot.take(drafter, draft)
         return VerifiedNodes(slot, part, kept.tolist())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -123,22 +122,12 @@ class RequestDrafter:
         self.n_missed += len(emitted)
         self.n_right = 0
         proposal = slot.by_drafter.get(self)
-        if proposal is None or not proposal.nodes:
+        if proposal is None or not len(proposal.nodes):
             self.run = 0  # its next find is another stretch
             if proposal is not None and self.profile.is_costly:
                 self.chances.see(TYPICAL, is_right=False)  # it was paid for
             return
-        chances = slot.tree.chances.tolist()
-        for tried, right in slot.tree.tried(emitted):
-            if own := [node for node in tried if node in proposal.buckets and chances[node]]:
-                for node in own:
-                    if (bucket := proposal.buckets[node]) != TYPICAL:
-                        self.chances.see(bucket, is_right=node == right)
-                first = own[0] if len(own) == 1 else min(own, key=proposal.nodes.index)  # in the draft
-                self.chances.see(TYPICAL, is_right=first == right)
-                is_right = right in own
-                self.run = self.run + 1 if is_right else 0
-                self.n_right += is_right
+        self.run, self.n_right = slot.tree.score(proposal.nodes, proposal.buckets, self.chances, self.run, emitted)
 
 
 @define(eq=False)
@@ -201,13 +190,20 @@ class CostlyAsk:
     is_probe: bool = False  # not because it promises more, but to see whether it does
 
 
+_NONE = np.empty(0, np.int64)
+
+
 class Proposal(NamedTuple):
     """The proposal of one drafter."""
 
     draft: Draft  # after the history
-    nodes: Sequence[int]  # (k,) of the slot's tree, also of tokens after others'; -1 of those left out
-    buckets: Mapping[int, int] = MappingProxyType({})  # by node, see `Chances`; none where nobody plans
+    nodes: np.ndarray  # (k,) int64, of the slot's tree, also of tokens after others'; -1 of those left out
+    buckets: np.ndarray = _NONE  # (k,) int64, see `Chances`; none where nobody plans
     is_ahead: bool = False  # it was made during the pass before
+
+    def bucket(self, node: int) -> int:
+        """The bucket of a node that it has."""
+        return int(self.buckets[self.nodes == node][-1])
 
     def verified(self, choice: VerifiedNodes, accepted: Sequence[int]) -> tuple[int, list[int], int]:
         """How many of its tokens were verified, which were accepted, rising, and how many could be accepted at most.
@@ -216,7 +212,7 @@ class Proposal(NamedTuple):
             choice: The nodes that were verified.
             accepted: The places of the accepted ones among them, rising.
         """
-        own, nodes = self.nodes, choice.nodes
+        own, nodes = self.nodes.tolist(), choice.nodes
         mine, depths = set(own), [0] * (len(nodes) + 1)  # of each node, and last of the history
         for i, (node, parent) in enumerate(zip(nodes, choice.draft.above.tolist(), strict=True)):
             depths[i] = depths[parent] + (node in mine)
@@ -242,24 +238,24 @@ class SlotProposals:
     def take(self, drafter: RequestDrafter, draft: Draft) -> None:
         """Take a draft as it is, alone."""
         self.tree = JointTree.alone(drafter, draft)
-        self.by_drafter[drafter] = Proposal(draft, range(len(draft)))
+        self.by_drafter[drafter] = Proposal(draft, np.arange(len(draft)))
 
     def add(self, drafter: RequestDrafter, draft: Draft, *, is_ahead: bool = False) -> None:
         """Merge a draft into the tree."""
         if not len(draft.tokens):
-            self.by_drafter[drafter] = Proposal(draft, ())
+            self.by_drafter[drafter] = Proposal(draft, _NONE)
             return
         buckets = drafter.chances.buckets(draft, drafter.run)
         nodes = self.tree.add(drafter, draft, drafter.chances.of(buckets))
-        self.by_drafter[drafter] = Proposal(draft, nodes, dict(zip(nodes, buckets, strict=True)), is_ahead)
+        self.by_drafter[drafter] = Proposal(draft, nodes, buckets, is_ahead)
         self._reach = None
 
     def extend(self, drafter: RequestDrafter, draft: Draft, node: int) -> None:
         """Merge a further draft, after a node of the tree, of a drafter that has a proposal."""
         before, buckets = self.by_drafter[drafter], drafter.chances.buckets(draft, 0)
         nodes = self.tree.add(drafter, draft, drafter.chances.of(buckets), node)
-        more = {**before.buckets, **dict(zip(nodes, buckets, strict=True))}
-        self.by_drafter[drafter] = before._replace(nodes=[*before.nodes, *nodes], buckets=more)
+        both = np.concatenate([before.nodes, nodes]), np.concatenate([before.buckets, buckets])
+        self.by_drafter[drafter] = before._replace(nodes=both[0], buckets=both[1])
         self._reach = None
 
     def forbid(self, nodes: Sequence[int]) -> None:

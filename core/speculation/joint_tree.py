@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from augury.speculation.chances import Agreement
+from augury.speculation.chances import Agreement, Chances
 from augury.speculation.tree_table import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN
 from augury.types import NO_DRAFT, Draft
 
@@ -41,8 +41,10 @@ class JointTree(Generic[Proposer]):
     Example:
         >>> from augury.types import Draft
         >>> tree = JointTree()
-        >>> tree.add("suffix", Draft([5, 6, 7]), [0.8, 0.9, 0.9]), tree.add("recycle", Draft([5, 8], [-1, 0]), [0.4, 0.2])
-        ([0, 1, 2], [0, 3])
+        >>> tree.add("suffix", Draft([5, 6, 7]), [0.8, 0.9, 0.9]).tolist()
+        [0, 1, 2]
+        >>> tree.add("recycle", Draft([5, 8], [-1, 0]), [0.4, 0.2]).tolist()
+        [0, 3]
         >>> tree.proposers
         [['suffix', 'recycle'], ['suffix'], ['suffix'], ['recycle']]
         >>> tree.reach().round(3).tolist()
@@ -57,7 +59,6 @@ class JointTree(Generic[Proposer]):
         self.drawn: dict[int, np.ndarray] = {}
         self._chances = np.empty((2, _ROOM))
         self._n = 0
-        self._tried: tuple[Sequence[int] | None, list[tuple[list[int], int]]] = (None, [])
 
     @classmethod
     def alone(cls, proposer: Proposer, draft: Draft) -> JointTree[Proposer]:
@@ -101,7 +102,7 @@ class JointTree(Generic[Proposer]):
         """The bits of some drafters."""
         return sum([1 << self.drafters.index(each) for each in proposers if each in self.drafters])
 
-    def add(self, proposer: Proposer, draft: Draft, chances: Sequence[float], after: int = -1) -> list[int]:
+    def add(self, proposer: Proposer, draft: Draft, chances: Sequence[float] | np.ndarray, after: int = -1) -> np.ndarray:
         """Merge a proposal into it.
 
         Args:
@@ -111,25 +112,26 @@ class JointTree(Generic[Proposer]):
             after: The node that the draft follows, -1: the history.
 
         Returns:
-            The nodes (k,) of its tokens.
+            The nodes (k,) int64 of its tokens.
         """
         from augury.speculation import kernels
 
         if proposer not in self.drafters:
             self.drafters.append(proposer)
-        proposed, bit = np.array([draft.tokens, draft.above], np.int64), 1 << self.drafters.index(proposer)
+        bit = 1 << self.drafters.index(proposer)
         if (n_most := self._n + len(draft.tokens)) > self.nodes.shape[1]:
             more = ((0, 0), (0, n_most))
             self.nodes, self._chances = np.pad(self.nodes, more), np.pad(self._chances, more)
         places = np.empty(len(draft.tokens), np.int64)
-        self._n = kernels.add(self.nodes, self._chances, self._n, proposed, np.array(chances, float), bit, after, places)
-        nodes: list[int] = places.tolist()
+        self._n = kernels.add(
+            self.nodes, self._chances, self._n, draft.tokens, draft.above, np.asarray(chances, float), bit, after, places
+        )
         if (probabilities := draft.probabilities) is not None:
             parents = self.nodes[PARENT]
-            for row, token, node in zip(probabilities, draft.tokens, nodes, strict=True):
+            for row, token, node in zip(probabilities, draft.tokens, places.tolist(), strict=True):
                 if row[token] > 0 and parents[node] not in parents[[*self.drawn]]:
                     self.drawn[node], self.nodes[IS_DRAWN, node] = row, 1
-        return nodes
+        return places
 
     def forbid(self, nodes: Sequence[int]) -> None:
         """No node but these, which are rising, can be right."""
@@ -149,15 +151,37 @@ class JointTree(Generic[Proposer]):
 
     def tried(self, emitted: Sequence[int]) -> list[tuple[list[int], int]]:
         """For each emitted token as far as all before it were proposed: the nodes in its place, and the right one or -1."""
-        if self._tried[0] is not emitted:  # all drafters are asked for the same
-            self._tried, tokens, parents, right = (emitted, []), self.tokens, self.parents, -1
-            for token in emitted:
-                nodes = [node for node in range(right + 1, self._n) if parents[node] == right]
-                right = next((node for node in nodes if tokens[node] == token), -1)
-                self._tried[1].append((nodes, right))
-                if right < 0:
-                    break
-        return self._tried[1]
+        tokens, parents, right = self.tokens, self.parents, -1
+        found = list[tuple[list[int], int]]()
+        for token in emitted:
+            nodes = [node for node in range(right + 1, self._n) if parents[node] == right]
+            right = next((node for node in nodes if tokens[node] == token), -1)
+            found.append((nodes, right))
+            if right < 0:
+                break
+        return found
+
+    def score(
+        self, nodes: np.ndarray, buckets: np.ndarray, chances: Chances, run: int, emitted: Sequence[int]
+    ) -> tuple[int, int]:
+        """Let the chances of one request, and of all, learn from the emitted tokens by a proposal.
+
+        Args:
+            nodes: (k,) int64, of the proposal.
+            buckets: (k,) int64, of each.
+            chances: Of the request.
+            run: Tokens that its drafter had right in a row.
+            emitted: All of them.
+
+        Returns:
+            The new run, and how many of the tokens the proposal had.
+        """
+        from augury.speculation import kernels
+
+        every, tree = chances.above or chances, (self.nodes, self._chances, self._n, np.array(emitted, np.int64))
+        tables = every.table, every.prior, chances.table, chances.prior
+        found: tuple[int, int] = kernels.score(*tree, nodes, buckets, *tables, *chances.learning, run)
+        return found
 
     def kinds(self) -> list[int]:
         """By node: whether other drafters propose the same, or something else after its parent."""

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 
 from augury.compiled import compiled
-from augury.speculation.chances import KEEP_ALL, STEPS
+from augury.speculation.chances import KEEP_ALL, STEPS, TYPICAL
 from augury.speculation.constants import CONSTANTS
 from augury.speculation.tree_table import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN
 
@@ -24,19 +24,20 @@ _CERTAIN = 0.995
 _GAIN, _UNLIKELY = CONSTANTS.gain, CONSTANTS.unlikely
 _LEARN_NEAR, _ALIKE, _DOUBT = CONSTANTS.learn_near, CONSTANTS.alike, CONSTANTS.doubt
 _MANY = 1 / _LEARN_NEAR - 1  # passes, of which a new one counts as much as `learn_near`
+_READ_ROW = numba.types.Array(numba.int32, 1, "C", readonly=True)
 _INTS, _FLOATS = numba.int64[:, ::1], numba.float64[:, ::1]
 _INT, _FLOAT, _ROW, _FLOAT_ROW, _BOOLS = numba.int64, numba.float64, numba.int64[::1], numba.float64[::1], numba.bool_[::1]
 
 
-@compiled(_INTS, _FLOATS, _INT, _INTS, _FLOAT_ROW, _INT, _INT, _ROW)
-def add(nodes, chances, n, draft, own, proposer, after, places):
-    """Merge a draft, its tokens and parents (2, k) with their chances (k,), after a node, into a tree of n nodes.
+@compiled(_INTS, _FLOATS, _INT, _READ_ROW, _READ_ROW, _FLOAT_ROW, _INT, _INT, _ROW)
+def add(nodes, chances, n, tokens, parents, own, proposer, after, places):
+    """Merge a draft, its tokens, parents and chances (k,), after a node, into a tree of n nodes.
 
     Returns:
         The new n; `places` (k,) are the nodes of the tokens.
     """
-    for i in range(draft.shape[1]):
-        token, parent, at = draft[0, i], draft[1, i], after
+    for i in range(len(tokens)):
+        token, parent, at = tokens[i], parents[i], after
         if parent >= 0:
             at = places[parent]
         node = at + 1
@@ -50,6 +51,67 @@ def add(nodes, chances, n, draft, own, proposer, after, places):
         chances[CHANCE, node] = max(chances[CHANCE, node], own[i])
         places[i] = node
     return n
+
+
+@compiled(_FLOATS, _FLOAT_ROW, _INT, numba.bool_, _FLOAT, _FLOAT)
+def see(table, prior, bucket, is_right, weight, keep):
+    """Learn that a token of a bucket was right or wrong, by the tables of `Chances`."""
+    table[0, bucket] = seen = table[0, bucket] * keep + 1.0
+    table[1, bucket] = right = table[1, bucket] * keep + is_right
+    table[2, bucket] = (right + weight * prior[bucket]) / (seen + weight)
+
+
+@compiled(_INTS, _FLOATS, _INT, _ROW, _ROW, _ROW, _FLOATS, _FLOAT_ROW, _FLOATS, _FLOAT_ROW, _FLOAT, _FLOAT, _INT)
+def score(nodes, chances, n, emitted, places, buckets, every, prior, own, own_prior, weight, keep, run):
+    """Learn from the emitted tokens by a proposal, used or not. A forbidden token is no trial.
+
+    Args:
+        nodes: The tree.
+        chances: Of its nodes.
+        n: Nodes.
+        emitted: (e,).
+        places: (k,), the nodes of the proposal.
+        buckets: (k,), of each.
+        every: What is learnt of all requests, see `Chances`.
+        prior: Of that.
+        own: And of this one.
+        own_prior: Of that.
+        weight: See `Chances.learning`.
+        keep: The same.
+        run: Tokens that were right in a row.
+
+    Returns:
+        The new run, and how many of the emitted tokens the proposal had.
+    """
+    bucket_of, place_of = np.full(n, -1, np.int64), np.empty(n, np.int64)
+    for i in range(len(places)):
+        bucket_of[places[i]] = buckets[i]
+    for i in range(len(places) - 1, -1, -1):
+        place_of[places[i]] = i
+    right, n_right = -1, 0
+    for token in emitted:
+        at, right, first, n_own, is_right = right, -1, -1, 0, False
+        for node in range(at + 1, n):
+            if right < 0 and nodes[PARENT, node] == at and nodes[TOKEN, node] == token:
+                right = node
+        for node in range(at + 1, n):
+            bucket = bucket_of[node]
+            if nodes[PARENT, node] != at or bucket < 0 or chances[CHANCE, node] == 0:
+                continue
+            n_own += 1
+            is_right |= node == right
+            if bucket != TYPICAL:
+                see(every, prior, bucket, node == right, weight, KEEP_ALL)
+                see(own, own_prior, bucket, node == right, weight, keep)
+            if first < 0 or place_of[node] < place_of[first]:
+                first = node
+        if n_own:
+            see(every, prior, TYPICAL, first == right, weight, KEEP_ALL)
+            see(own, own_prior, TYPICAL, first == right, weight, keep)
+            run, n_right = run + 1 if is_right else 0, n_right + is_right
+        if right < 0:
+            break
+    return run, n_right
 
 
 @compiled()

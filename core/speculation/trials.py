@@ -36,7 +36,7 @@ class Trials:
         for tried, right in tree.tried(self.emitted):
             for i in tried:
                 if reach[i] > 0:
-                    buckets = {each.profile.name: each.profile.chances.bucket(of[each].buckets[i]) for each in proposers[i]}
+                    buckets = {each.profile.name: each.profile.chances.bucket(of[each].bucket(i)) for each in proposers[i]}
                     agreement = Agreement.bucket(kinds[i], chances[i]) if kinds and chances[i] < 1 else None
                     yield Trial(reach[i] / reached, i == right, buckets, chances[i], agreement)
             if right < 0 or not (reached := reach[right]):

@@ -14,7 +14,7 @@ tokens = st.lists(st.integers(0, 2), max_size=8)
 
 
 def chances_of(chances, draft, run=0):
-    return chances.of(chances.buckets(draft, run))
+    return chances.of(chances.buckets(draft, run)).tolist()
 
 
 def drafter_of(evidence=(), **facts):

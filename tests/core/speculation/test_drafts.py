@@ -87,8 +87,8 @@ def test_what_follows_another_s_tokens_counts_and_teaches_once_these_were_right(
     ):
         lookup.score(slot, emitted)
         assert lookup.n_right == n_right
-        assert [round(n) for n in lookup.profile.chances._levels[0][0][-3:]] == seen
-    assert [round(n) for n in lookup.profile.chances._levels[0][1][-3:]] == [2, 2, 1]
+        assert [round(n) for n in lookup.profile.chances.table[0, -3:]] == seen
+    assert [round(n) for n in lookup.profile.chances.table[1, -3:]] == [2, 2, 1]
 
 
 def paths_of(slot):

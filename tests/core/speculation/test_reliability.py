@@ -118,11 +118,10 @@ def test_of_the_tokens_that_are_given_a_chance_so_many_are_right(seen, step, tab
 
 
 def overconfident(planner):
-    """Every wrong token is taken to be right."""
+    """Every token is taken to be right, whatever is seen."""
     for profile in planner.profiles:
-        see = profile.chances.see
-        profile.chances.see = lambda bucket, *, is_right, see=see: see(bucket, is_right=True)
-        profile.chances.child = lambda chances=profile.chances: chances
+        profile.chances.prior[:] = profile.chances.table[2] = 0.97
+        profile.chances.learning = 1e12, 1.0
 
 
 def credulous(planner):

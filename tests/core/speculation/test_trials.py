@@ -87,7 +87,7 @@ def test_buckets_have_names():
         "confidence 0.98 to 1",
     ]  # fmt: skip
     child = chances.child()
-    assert chances.of(child.buckets(Draft([1]), 0)) == [chances.bucket(1).prior]
+    assert chances.of(child.buckets(Draft([1]), 0)).tolist() == [chances.bucket(1).prior]
     assert [chances.bucket(bucket).prior for bucket in child.buckets(Draft([1], confidence=[0.5]), 0)] == [0.55]
 
 

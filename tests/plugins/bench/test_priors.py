@@ -101,8 +101,8 @@ def shipped():
     """The chances that tokens begin with, by drafter and bucket, and the ratios of agreement, by kind and chance."""
     own = {(name, f"evidence {i}"): p for name, each in DRAFTERS.items() for i, p in enumerate(each.traits.evidence_chances)}
     chances = Chances()
-    buckets = chances.buckets(Draft([0] * 40), 0)
-    buckets += chances.buckets(Draft([0] * 1000, confidence=[i / 1000 for i in range(1000)]), 0)
+    buckets = chances.buckets(Draft([0] * 40), 0).tolist()
+    buckets += chances.buckets(Draft([0] * 1000, confidence=[i / 1000 for i in range(1000)]), 0).tolist()
     own |= {("any", bucket.name): bucket.prior for bucket in map(chances.bucket, dict.fromkeys(buckets))}
     kinds = range(3)
     ratios = {Agreement.bucket(kind, i / 1000) for kind in kinds for i in range(1000)}
