@@ -135,7 +135,7 @@ def _problems_of_attention(name, found):
 
 def report(kernels, some=1):
     """What there is to know about kernels, by capability and name; for the newest capability about one of `some` of them."""
-    from augury.backends.numba_cuda.aot import linked, ptx_of
+    from augury.backends.numba_cuda.aot import Compiler, linked, ptx_of
 
     told, threads = {capability: {} for capability in CAPABILITIES}, threads_of_launches()
     codes, by_name = {capability: [] for capability in CAPABILITIES}, {kernel.name: kernel for kernel in kernels}
@@ -143,6 +143,7 @@ def report(kernels, some=1):
         capabilities = CAPABILITIES[: None if i % some == 0 else -1]
         for capability, ptx in zip(capabilities, ptx_of(kernel, capabilities), strict=True):
             binary = linked(kernel, ptx, capability)
+            Compiler(capability).keep(kernel, binary)
             told[capability][kernel.name], code = usage_and_code(binary.cubin)
             given, names = [LETTERS.get(letter, 8) for letter in kernel.parameters], [*names_of(kernel)]
             facts = {"parameters": parameters(binary.cubin), "given": given, "threads": threads.get(kernel.name, WARP)}

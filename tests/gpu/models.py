@@ -155,10 +155,11 @@ def load(
     n_ctx: int = 4608,
     n_slots: int = 1,
     types: tuple[str, str] = ("f16", "f16"),
+    threads: int | None = None,
     **given: object,
 ):
     """Load a model on a backend, with caches of some types."""
     registry = Registry.discover()
     kind = registry.find("backend", backend)
-    options = ModelOptions(n_ctx=n_ctx, n_slots=n_slots, cache_type_k=types[0], cache_type_v=types[1])
+    options = ModelOptions(n_ctx=n_ctx, n_slots=n_slots, cache_type_k=types[0], cache_type_v=types[1], threads=threads)
     return kind(kind.options_class(**given)).load(file, plan_of(file, registry), options, Progress())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +15,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from oracles.cuda_products import PassedLogits
 
-from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda import probe
 from augury.backends.numba_cuda.aot import Compiler, all_kernels
 from augury.backends.numba_cuda.choosing import KERNELS, RowRequest
@@ -29,15 +26,15 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, STORE
 from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
-from augury.backends.numba_cuda.lowering import size_of
 from augury.backends.numba_cuda.repack import n_units
-from augury.batch import Batch
 from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
 from augury.engine.context import EngineContext
 from augury.interfaces import Progress
 from augury.plugins.memory.contiguous import Contiguous
+from gpu import probes, turns
 from gpu.checks import engine_of
-from gpu.models import LARGE, MIDDLE, MIXTURE, Q4_K_M, SMALL, load, random_head, random_model, write
+from gpu.models import LARGE, MIDDLE, MIXTURE, Q4_K_M, SMALL, load, random_head, random_model
+from gpu.timing import kernels_of, speeds_of, timed
 
 _GIB = 1 << 30
 _EMPTY = """.version 7.8
@@ -103,7 +100,7 @@ def copying():
         for _ in range(10):
             gpu._call("cuMemcpyDtoDAsync", *addresses, _GIB, gpu.stream)
 
-    figures = {"device, GB/s": round(2 * 10 * _GIB / _timed(gpu, copies) / 1e9)}
+    figures = {"device, GB/s": round(2 * 10 * _GIB / timed(gpu, copies) / 1e9)}
     small = gpu.staging(1 << 20)
     gpu.write(first, small)
     begun = time.perf_counter()
@@ -149,7 +146,7 @@ def launches():
             graph = gpu._call("cuGraphInstantiate", gpu._call("cuStreamEndCapture", gpu.stream), 0)
             replay = lambda: gpu._call("cuGraphLaunch", graph, gpu.stream)  # noqa: B023
             replay()
-            figures[f"{name}: us per kernel of a graph"] = round(min(_timed(gpu, replay) for _ in range(5)) / _N_EMPTY * 1e6, 3)
+            figures[f"{name}: us per kernel of a graph"] = round(min(timed(gpu, replay) for _ in range(5)) / _N_EMPTY * 1e6, 3)
         except Exception as error:  # noqa: BLE001 - the others are worth as much
             figures[f"{name}: failed"] = repr(error)
     gpu.close()
@@ -180,7 +177,7 @@ def products():
             steps = [Launch.of(kernel, (n_blocks,), n_threads, at, w=w, **given) for w in ws]
             program = gpu.program(steps, (host_copy, best), (best, host_copy))
             program.run()
-            seconds = min(_timed(gpu, program.run) for _ in range(5)) / len(copies)
+            seconds = min(timed(gpu, program.run) for _ in range(5)) / len(copies)
             figures[f"{name}, {tile} tokens"] = {"GB/s": round(n_bytes / seconds / 1e9), "us": round(seconds * 1e6, 1)}
             del program
         for each in copies:
@@ -204,49 +201,23 @@ def choosing():
                 gpu.launch(chunks)
                 reader.begin(n_rows, n_vocab, RowRequest(k))
 
-            figures[f"{k} of {n_rows} rows, us"] = round(1e6 * min(_timed(gpu, choose) for _ in range(5)), 1)
+            figures[f"{k} of {n_rows} rows, us"] = round(1e6 * min(timed(gpu, choose) for _ in range(5)), 1)
     gpu.close()
     return figures
 
 
-def small():
-    """A model of 135 million weights."""
-    return _model(SMALL)
-
-
-def middle():
-    """A model of 1.5 billion weights."""
-    return _model(MIDDLE)
-
-
-def large():
-    """A model of 8 billion weights."""
-    return _model(LARGE)
-
-
 def mixture():
     """A mixture of 32 experts, of which a token goes to four."""
-    return _model(MIXTURE)
+    model = load(random_model(MIXTURE, Q4_K_M))
+    figures = speeds_of(model)
+    model.close()
+    return figures
 
 
 def kernels():
-    """Microseconds of each kernel of passes through 1.5 billion weights, by tokens, and how many launches it has."""
-    model, figures = load(random_model(MIDDLE, Q4_K_M)), {}
-    lowering, gpu = model._lowering, model._device
-    for n in (1, 4, 8, 16, 64):
-        model.forward(Batch.chain(np.arange(n), start=512)).wait()  # which tells what the programs below are over
-        found: dict[tuple[str, object], list[Launch]] = {}
-        for step in lowering.steps(size_of(n, 511 + n), Parts((0, MIDDLE.n_layers))).steps:
-            if isinstance(step, Launch):
-                found.setdefault((step.kernel.name, step.grid), []).append(step)
-        for (name, grid), steps in found.items():  # of all layers in turn, so that weights are read from memory
-            program = gpu.program(steps, (model._inputs, lowering.inputs), (lowering.buffers["best"], model._fetched))
-            program.run()
-            seconds = min(_timed(gpu, program.run) for _ in range(5)) / len(steps)
-            figures[f"{n} tokens, {name} {grid}"] = {"us": round(1e6 * seconds, 2), "launches": len(steps)}
-            del program
-    model.close()
-    return figures
+    """Microseconds of each kernel of passes, by tokens, how many launches it has, and gigabytes of weights per second."""
+    for shape in (MIDDLE, LARGE, SMALL):
+        yield {shape.name: kernels_of(shape, (1, 4, 8, 16, 64))}
 
 
 def drafts():
@@ -314,105 +285,22 @@ def _round_of(engine, prompt, **params):
     return figures
 
 
-def llama_cpp():
-    """What llama.cpp's CUDA build makes of the same 1.5 billion weights, where there is one, or its sources and a compiler.
-
-    `llama-bench` is looked for on PATH; or LLAMA_CPP names a folder with the sources.
-    """
-    tool = shutil.which("llama-bench") or _built(os.environ.get("LLAMA_CPP"))
-    if tool is None:
-        return {"left out": "there is no llama-bench on PATH, and LLAMA_CPP names no sources that cmake and nvcc can build"}
-    with TemporaryDirectory() as folder:
-        path = write(random_model(MIDDLE, Q4_K_M), Path(folder) / "middle.gguf")
-        words = [tool, "-m", path, "-ngl", "99", "-p", "512,4096", "-n", "128", "-o", "json"]
-        ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=200)
-    runs = json.loads(ended.stdout)
-    figures = {f"{run['n_prompt']} in, {run['n_gen']} out, tokens per s": round(run["avg_ts"], 1) for run in runs}
-    return figures | {"build": runs[0]["build_number"], "backend": runs[0]["backends"]}
-
-
-def _built(sources):
-    """llama-bench, built from a folder of sources; None without them or what builds them."""
-    if sources is None or not (shutil.which("cmake") and shutil.which("nvcc")):
-        return None
-    build = Path(sources) / "build-cuda"
-    configured = [
-        "cmake",
-        "-S",
-        sources,
-        "-B",
-        build,
-        "-DGGML_CUDA=ON",
-        "-DCMAKE_CUDA_ARCHITECTURES=native",
-        "-DLLAMA_CURL=OFF",
-    ]
-    for words in (configured, ["cmake", "--build", build, "--target", "llama-bench", "-j", str(os.cpu_count())]):
-        subprocess.run(words, capture_output=True, check=True, timeout=540)
-    return build / "bin" / "llama-bench"
-
-
-def _model(shape, prompts=(512, 4096)):
-    """Milliseconds of passes of so many tokens after 512 others, tokens per second of plain decoding and of prompts."""
-    begun = time.perf_counter()
-    file = random_model(shape, Q4_K_M)
-    figures = {"made in s": round(time.perf_counter() - begun, 1), "GB": round(file.n_bytes / 1e9, 2)}
-    begun = time.perf_counter()
-    model = load(file)
-    figures["loaded in s"] = round(time.perf_counter() - begun, 1)
-    tokens = np.random.default_rng(1).integers(0, shape.n_vocab, 4200).astype(np.int32)
-    last = lambda n: np.array([n - 1], np.int32)
-    for n in prompts:
-        model.forward(Batch.chain(tokens[:n], rows=last(n))).wait()
-        begun = time.perf_counter()
-        model.forward(Batch.chain(tokens[:n], rows=last(n))).wait()
-        figures[f"prompt of {n}, tokens per s"] = round(n / (time.perf_counter() - begun))
-    for n in (1, 2, 4, 8, 16, 64):
-        device, host = [], []
-        for _ in range(12):
-            begun = time.perf_counter()
-            passed = model.forward(Batch.chain(tokens[512 : 512 + n], start=512))
-            passed.argmax()
-            host.append(time.perf_counter() - begun)
-            device.append(passed.wait() or 0.0)
-        figures[f"pass of {n}, ms"] = {
-            "device": round(1e3 * np.median(device[2:]), 3),
-            "host": round(1e3 * np.median(host[2:]), 3),
-            "tokens per s": round(n / np.median(host[2:])),
-        }
-    token, n, begun = 1, 200, time.perf_counter()
-    for i in range(n):
-        token = int(model.forward(Batch.chain([token], start=512 + i)).argmax()[0])
-    figures["plain decoding, tokens per s"] = round(n / (time.perf_counter() - begun), 1)
-    model.close()
-    return figures
-
-
-def _timed(gpu, run):
-    """The device's seconds of a run."""
-    gpu._n_marks = 0
-    gpu.mark()
-    run()
-    gpu.mark()
-    seconds = gpu.wait()
-    assert seconds is not None
-    return seconds
-
-
+# the most important first: what is beyond the time is left out
 PARTS = (
     versions,
-    compilation,
-    starts,
     copying,
     launches,
-    products,
-    choosing,
-    small,
-    middle,
-    large,
-    mixture,
+    *turns.PARTS,
     kernels,
-    drafts,
+    *probes.PARTS,
+    turns.contexts,
+    turns.cpu_threads,
     rounds,
     heads,
-    llama_cpp,
+    drafts,
+    products,
+    choosing,
+    mixture,
+    starts,
+    compilation,
 )

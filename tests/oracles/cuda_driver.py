@@ -25,8 +25,11 @@ class Driver:
     CUlaunchConfig = SimpleNamespace
     CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6)
     CUdevice_attribute = SimpleNamespace(
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=16,
     )
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
 
     @staticmethod
     def CUlaunchAttribute():
@@ -56,7 +59,7 @@ class Driver:
         return (b"Stand-in\0".ljust(n),)  # as cuda.bindings gives it
 
     def do_cuDeviceGetAttribute(self, attribute, device):
-        return ({75: 9, 76: 0}[attribute],)
+        return ({75: 9, 76: 0, 16: 132}[attribute],)
 
     def do_cuMemGetInfo(self):
         return (self.free, 1 << 30)

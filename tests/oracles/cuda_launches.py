@@ -40,7 +40,7 @@ class Counted(Weights):
         return self._nowhere
 
 
-def placed(file, device, kinds, n_ctx=64, n_slots=1):
+def placed(file, device, kinds, n_ctx=64, n_slots=1, weights=Counted):
     """The lowering of a model on a device that nothing is computed on."""
     are_few = re.compile(r"(?<!gate_inp)\.scale$")  # files that have such tensors
     tensors = {key: tensor for key, tensor in file.tensors.items() if not are_few.search(key)}
@@ -48,7 +48,7 @@ def placed(file, device, kinds, n_ctx=64, n_slots=1):
     if target is not None:
         file.borrow_from(target)
     lowering = Lowering(plan_of(file, REGISTRY), ModelOptions(n_ctx=n_ctx, n_slots=n_slots, threads=1))
-    lowering.place(device, Counted(file, device, kinds))
+    lowering.place(device, weights(file, device, kinds))
     return lowering
 
 

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import machine_code
 import pytest
+from gpu import probes, ptx, roofline
 
 from augury.backends.numba_cuda.probe import SIMULATOR
 
@@ -16,10 +18,12 @@ N_KERNELS, N_PARTS = 227, 2  # two processes compile at once
 pytestmark = [pytest.mark.sample(0), pytest.mark.waits]  # of 0.8 GB of compilers, which make test-all installs; for a process
 
 
-def compiled(tmp_path, *words):
+def compiled(tmp_path, *words, program=machine_code):
+    """What a program tells of kernels, whose machine code is kept for others of this run."""
     out = tmp_path / "found.json"
     environment = {key: value for key, value in os.environ.items() if key != SIMULATOR}
-    subprocess.run([sys.executable, machine_code.__file__, out, *map(str, words)], check=True, env=environment)
+    environment["XDG_CACHE_HOME"] = os.environ["TINY_MODELS"]
+    subprocess.run([sys.executable, program.__file__, out, *map(str, words)], check=True, env=environment)
     return json.loads(out.read_text())
 
 
@@ -59,3 +63,45 @@ def test_planted_faults_of_machine_code_are_told(tmp_path):
         assert "no fence" in told["attend_f16_f16"]
         assert "byte dot products" in told["multiply_Q4_K_1"]
         assert "0 matrix instructions of bytes, expected 2" in told["multiply_Q4_K_matrix_16"]
+
+
+def test_no_stage_of_a_pass_is_bound_to_take_longer_than_was_recorded(tmp_path):
+    found, recorded = compiled(tmp_path, program=roofline), json.loads(Path(roofline.__file__).with_suffix(".json").read_text())
+    assert found.keys() == recorded.keys()
+    risen = [
+        f"{case}: {stage} {found[case][stage]}, recorded {recorded[case].get(stage, 0)}"
+        for case in found
+        for stage in found[case]
+        if found[case][stage] > recorded[case].get(stage, 0)
+    ]
+    assert risen == [], "docs/testing.md says how to record others"
+
+
+def test_programs_of_probes_are_machine_code_of_what_they_time():
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    codes = []
+    for program in ptx.PROGRAMS.values():
+        cubin = Linker(ObjectCode.from_ptx(program.encode()), options=LinkerOptions(arch="sm_90")).link("cubin").code
+        usage, code = machine_code.usage_and_code(bytes(cubin))
+        assert usage["stack"] == 0
+        codes.append(code)
+    texts = dict(zip(ptx.PROGRAMS, machine_code.disassembled(codes, (9, 0)), strict=True))
+    written = {name: "\n".join(code.values()) for name, code in texts.items()}
+    assert re.search(r"CLOCK.*?PREEXIT.*?ACQBULK.*?CLOCK.*?CLOCK.*?STG\S*\.128", written["chained"], re.DOTALL)
+    assert (written["stream"].count("UBLKCP"), written["stream"].count("TRYWAIT")) == (2, 2)
+    assert re.search(r"BAR\.SYNC.*?REDG\S*STRONG\.GPU.*?LDG\S*STRONG\.GPU.*?BAR\.SYNC", written["grid"], re.DOTALL)
+    for name, text in written.items():
+        if name.startswith("products"):
+            n_tokens = int(name.split()[2].rstrip(","))
+            assert text.count("HMMA.16816.F32") == n_tokens // 2, name
+            assert text.count("LOP3.LUT") >= 16 * ("dequantised" in name), name
+            per_1024 = 1024 * n_tokens * roofline.code_of(texts[name]).per_product
+            assert per_1024 <= (125 if n_tokens == 64 else 95), name
+
+
+def test_the_probe_of_columns_compiles(tmp_path):
+    found = compiled(tmp_path, probes.__file__)
+    facts = found["9.0"]["columns_alone"]
+    assert (facts["stack"], facts["early"]) == (0, [])
+    assert facts["products_of_halves"] >= 3
