@@ -75,9 +75,8 @@ class Recycle(Drafter):
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Follow the table from the last token and its runners-up."""
-        kind = min(self.options.n_max, limit), self.options.depth, self._n_successors
-        shapes = _tree_shape(*kind, has_row=True), _tree_shape(*kind, has_row=False)
-        return self._successors.draft(*shapes, *history[-2:][[0, -1]].tolist())
+        shapes = _tree_shapes(min(self.options.n_max, limit), self.options.depth, self._n_successors)
+        return self._successors.draft(*shapes, int(history[max(len(history) - 2, 0)]), int(history[-1]))
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
         """Keep the successors of every token that was verified."""
@@ -86,6 +85,11 @@ class Recycle(Drafter):
 
 
 @cache
+def _tree_shapes(n: int, depth: int, n_successors: int) -> tuple[np.ndarray, np.ndarray]:
+    """The shapes where the last token has a row, and where it has none."""
+    return _tree_shape(n, depth, n_successors, has_row=True), _tree_shape(n, depth, n_successors, has_row=False)
+
+
 def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> np.ndarray:
     """The n nodes that are most likely to be right, `depth` deep at most, with up to `n_successors` children each.
 

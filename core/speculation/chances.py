@@ -10,6 +10,8 @@ from typing import Self
 import numpy as np
 from attrs import frozen
 
+from augury.speculation import kernels
+from augury.speculation.kernels import KEEP_ALL, STEPS, TYPICAL
 from augury.types import Draft
 
 # Prior chances of tokens: docs/benchmarks.md, "What buckets are worth", says how they were measured
@@ -21,12 +23,9 @@ _RUN_BUCKETS = tuple(sum(run >= first for first in _RUNS) for run in range(_LAST
 _EDGES = np.array((0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98), np.float32)  # of confidences
 _CONFIDENCE_CHANCES = (0.01, 0.035, 0.07, 0.23, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.965, 0.99)
 
-TYPICAL = 0
-"""The bucket of all tokens together; among siblings only the first one's."""
 _CONFIDENCE = 1 + len(_RUNS)  # the first bucket of a confidence
 _EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first bucket that the drafter itself gave
 
-STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
 _KINDS = ("alone", "agreed", "contested")  # in the order of the kernels' ALONE, AGREED and CONTESTED
 _RATIOS = (  # by kind and step, of right tokens to expected ones before any was seen; docs/benchmarks.md says how measured
     (1.2, 0.89, 0.95, 0.98, 0.91, 1.0, 1.0, 1.0),
@@ -35,7 +34,6 @@ _RATIOS = (  # by kind and step, of right tokens to expected ones before any was
 )
 _AGREEMENT_WEIGHT = 4.0  # tokens right as expected, which these ratios count as
 
-KEEP_ALL = 0.998  # of the trials of all requests with each new one
 _LOOKUP = 4.0, 0.93  # trials that the prior counts as, and the share of a request's own that is kept: texts change
 _MODEL = 14.0, 0.98  # one wrong token says little of a model, or of a bucket that its drafter knows: it may be one of ten
 _MODEL_CHANCE = 0.65
@@ -138,8 +136,6 @@ class Chances:
 
     def see(self, bucket: int, *, is_right: bool) -> None:
         """A token of this bucket was right or wrong."""
-        from augury.speculation import kernels
-
         weight, keep_own = self.learning
         if self.above is not None:
             self.above.see(bucket, is_right=is_right)

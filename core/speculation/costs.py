@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import define, frozen
 
+from augury.speculation import kernels
 from augury.speculation.constants import CONSTANTS
 
 
@@ -48,9 +49,7 @@ class PassCosts:
         ones, per_position = np.ones(len(sizes)), _extended(slopes, sizes) if slopes else np.zeros(len(sizes))
         hopes = np.where(np.arange(len(sizes)) <= 1, 1.0, 1 - CONSTANTS.doubt / 2)  # plain decoding is the unit of all
         logs = np.log2(np.maximum(np.arange(len(sizes)), 1))
-        from augury.speculation import kernels
-
-        self._kernels, self._n = kernels, len(sizes)
+        self._n = len(sizes)
         self._table = np.stack([flat, per_position, ones, ones, hopes, logs])  # see `kernels.find_curves`
         self._common = [1.0, 1.0]  # factors of all figures of passes without drafts, and with them
         self._n_unseen = [0, 0]  # passes since one without drafts was seen, and one with them
@@ -70,7 +69,7 @@ class PassCosts:
         """
         if self._depth != depth:  # asked several times in a round, at one depth
             self._depth = depth
-            self._kernels.find_curves(self._table, *self._common, depth, self._figures)
+            kernels.find_curves(self._table, *self._common, depth, self._figures)
             known, hoped = self._figures.tolist()
             self._curves = known, hoped
         if n < self._n:
@@ -89,7 +88,7 @@ class PassCosts:
         self._common[other] *= ratio ** (
             CONSTANTS.learn_all + CONSTANTS.learn_near * min(self._n_unseen[other] / CONSTANTS.stale, 1.0)
         )
-        self._kernels.learn_pass(self._table, n, ratio)
+        kernels.learn_pass(self._table, n, ratio)
         self._depth = None
 
 

@@ -358,13 +358,15 @@ class Drafting:
                 guarded(self.on_trials, Trials(proposals, emitted))
             if len(proposals.by_drafter) > 1 and len(proposals.tree):
                 proposals.tree.teach(proposals.agreement, emitted)
+        counts = dict(zip(proposals.tree.drafters, choice.counts(outcome.path), strict=False)) if choice.nodes else {}
         for drafter in proposals.drafters.every:
             guard, proposal = drafter.guard, proposals.by_drafter.get(drafter)
             n_proposed = n_offered = n_accepted = 0
             path: Sequence[int] = ()
-            if proposal is not None and (n_proposed := len(proposal.nodes)) and choice.nodes:
-                n_offered, path, depth = proposal.verified(choice, outcome.path)
-                n_accepted = len(path)
+            if proposal is not None and (n_proposed := len(proposal.nodes)) and drafter in counts:
+                n_offered, n_accepted, depth, *_ = counts[drafter]
+                if n_accepted:
+                    path = proposal.places([choice.nodes[i] for i in outcome.path])
                 if n_offered:
                     sequence.counter.verified(guard.name, n_offered, n_accepted, depth, is_ahead=proposal.is_ahead)
             if guard.is_left_out:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -11,12 +11,13 @@ from attrs import Factory, define, field, frozen
 
 from augury.errors import PluginError
 from augury.interfaces import Drafter, DrafterTraits, Pace
-from augury.speculation.chances import TYPICAL, Agreement, Chances
+from augury.speculation.chances import Agreement, Chances
 from augury.speculation.constants import CONSTANTS
 from augury.speculation.costs import DraftCost
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.joint_tree import JointTree
+from augury.speculation.kernels import TYPICAL
 from augury.types import NO_DRAFT, Draft, Verdict
 
 
@@ -205,18 +206,10 @@ class Proposal(NamedTuple):
         """The bucket of a node that it has."""
         return int(self.buckets[self.nodes == node][-1])
 
-    def verified(self, choice: VerifiedNodes, accepted: Sequence[int]) -> tuple[int, list[int], int]:
-        """How many of its tokens were verified, which were accepted, rising, and how many could be accepted at most.
-
-        Args:
-            choice: The nodes that were verified.
-            accepted: The places of the accepted ones among them, rising.
-        """
-        own, nodes = self.nodes.tolist(), choice.nodes
-        mine, depths = set(own), [0] * (len(nodes) + 1)  # of each node, and last of the history
-        for i, (node, parent) in enumerate(zip(nodes, choice.draft.above.tolist(), strict=True)):
-            depths[i] = depths[parent] + (node in mine)
-        return len(mine.intersection(nodes)), [own.index(nodes[i]) for i in accepted if nodes[i] in mine], max(depths)
+    def places(self, nodes: Sequence[int]) -> list[int]:
+        """Which of its tokens some nodes of the tree are, as far as it has them."""
+        own = self.nodes.tolist()
+        return [own.index(node) for node in nodes if node in own]
 
 
 @define(eq=False)
@@ -305,6 +298,14 @@ class VerifiedNodes(NamedTuple):
         """(k,) the first drafter of each token."""
         tree = self.proposals.tree
         return [tree.drafters[bit.bit_length() - 1].profile.name for bit in tree.proposed(self.nodes, is_first=True)]
+
+    def counts(self, accepted: Sequence[int], together: Iterable[RequestDrafter] = ()) -> list[list[int]]:
+        """Figures of each of the tree's drafters, and at last of those `together` as one, by the places of accepted nodes.
+
+        How many of its nodes were verified, and accepted; how many could be accepted at most; and how many of those that it was
+        the first to propose were verified, and accepted.
+        """
+        return self.proposals.tree.count(self.nodes, accepted, together)
 
     def path(self) -> list[int]:
         """The nodes of the likeliest path, as far as it is verified."""

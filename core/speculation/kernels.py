@@ -1,15 +1,16 @@
 """The loops of joint trees, of the choice among their nodes and of the costs of passes: every round runs them, compiled.
 
-A tree is two tables, whose rows `augury.speculation.tree_table` names. A parent stands before its children.
+A tree is two tables. A parent stands before its children.
 """
 
 import numba
 import numpy as np
 
 from augury.compiled import compiled
-from augury.speculation.chances import KEEP_ALL, STEPS, TYPICAL
 from augury.speculation.constants import CONSTANTS
-from augury.speculation.tree_table import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN
+
+TOKEN, PARENT, FIRST, PROPOSERS, IS_DRAWN = range(5)  # of a tree's nodes; drafters are bits; the first one by itself, too
+CHANCE, REACH = range(2)
 
 START, END, LIMIT, N_MIN, PAID = range(5)  # of a slot: its nodes, what it takes, and the drafters that no budget holds back
 SECONDS, FIRST_SECONDS = range(2)  # of its budget
@@ -19,6 +20,11 @@ EXPECTED, N_RIGHT, RATIO = range(3)  # of agreement, by step and kind
 
 FLAT, PER_POSITION, FACTOR, N_SEEN, HOPE, LOG = range(6)  # of passes' costs, by tokens: see `augury.speculation.costs`
 KNOWN, HOPED = range(2)  # of curves
+
+TYPICAL = 0
+"""The bucket of all tokens together; among siblings only the first one's."""
+STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
+KEEP_ALL = 0.998  # of the trials of all requests with each new one
 
 _CERTAIN = 0.995
 _GAIN, _UNLIKELY = CONSTANTS.gain, CONSTANTS.unlikely
@@ -112,6 +118,34 @@ def score(nodes, chances, n, emitted, places, buckets, every, prior, own, own_pr
         if right < 0:
             break
     return run, n_right
+
+
+@compiled(_INTS, _ROW, _ROW, _INT, _INTS)
+def count(nodes, chosen, path, together, counts):
+    """Count, by drafter and at last of those `together` as one, what was verified; see `VerifiedNodes.counts`.
+
+    Args:
+        nodes: The tree.
+        chosen: (k,) nodes, rising.
+        path: (a,) places of the accepted ones among these.
+        together: Bits of drafters.
+        counts: (d + 1, 5), zeros.
+    """
+    n_drafters, depths = len(counts) - 1, np.empty(nodes.shape[1] + 1, np.int64)  # by node, and last of the history
+    for row in range(n_drafters + 1):
+        bits = 1 << row if row < n_drafters else together
+        depths[-1], accepted = 0, 0
+        for i in range(len(chosen)):
+            node = chosen[i]
+            is_own, is_first = (nodes[PROPOSERS, node] & bits) != 0, (nodes[FIRST, node] & bits) != 0
+            is_accepted = accepted < len(path) and path[accepted] == i
+            accepted += is_accepted
+            depths[node] = depths[nodes[PARENT, node]] + is_own
+            counts[row, 0] += is_own
+            counts[row, 1] += is_own and is_accepted
+            counts[row, 2] = max(counts[row, 2], depths[node])
+            counts[row, 3] += is_first
+            counts[row, 4] += is_first and is_accepted
 
 
 @compiled()

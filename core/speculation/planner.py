@@ -16,14 +16,13 @@ that of EAGLE-2 (Li et al. 2024, arXiv 2406.16858), here of several drafters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from math import ceil, log
 
 from attrs import evolve
 
 from augury.interfaces import Pace
 from augury.speculation.best_nodes import OthersPass, PassCurve, best_nodes
-from augury.speculation.chances import TYPICAL, Agreement, survival
+from augury.speculation.chances import Agreement, survival
 from augury.speculation.constants import CONSTANTS
 from augury.speculation.costs import PassCosts
 from augury.speculation.drafts import (
@@ -35,6 +34,7 @@ from augury.speculation.drafts import (
     SlotProposals,
     VerifiedNodes,
 )
+from augury.speculation.kernels import TYPICAL
 
 
 class DraftPlanner:
@@ -57,7 +57,6 @@ class DraftPlanner:
             profiles: The profiles of the engine's drafters, by priority.
             replays_accepted: Whether the accepted tokens of a draft are computed again if the rest of it was rejected.
         """
-        import_module("augury.speculation.kernels")  # which compiles them now, not in a request's round
         self.costs = costs
         self.profiles = list(profiles)
         self.replays_accepted = replays_accepted
@@ -213,16 +212,16 @@ class DraftPlanner:
                 continue
             slot.reach()
             path = slot.tree.best_path()
-            if 0 < len(path) < slot.limit:
+            if 0 < len(path) < slot.limit and (free := [each for each in slot.by_drafter if each.can_extend]):
                 (own,) = slot.tree.proposed(path[-1:])
-                able += [(slot, each, path) for each in slot.by_drafter if not own & slot.tree.bits([each]) and each.can_extend]
+                able += [(slot, each, path) for each in free if not own & slot.tree.bits([each])]
         if not able:
             return []
         curve = self._curve(slots, n_others)
         return [each for each in able if self._extends(*each, curve)]
 
     def _extends(self, slot: SlotProposals, drafter: RequestDrafter, path: Sequence[int], curve: PassCurve) -> bool:
-        worth_s = slot.reach()[path[-1]] * drafter.chances.typical * self.token_s
+        worth_s = float(slot.reach()[path[-1]]) * drafter.chances.typical * self.token_s
         return worth_s >= curve.extra_s(1, len(path)) + drafter.profile.cost.per_ask + self.overhead_s
 
     def choose(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[list[int]]:
@@ -357,27 +356,21 @@ class DraftPlanner:
 
     def _settle(self, choice: VerifiedNodes, outcome: Outcome, plain_s: float, drafted_s: float) -> None:
         """Book the gains and losses of a slot's drafts, if a pass takes `plain_s` for it and `drafted_s` a drafted token."""
-        path, of, drafters = outcome.path, choice.proposals.by_drafter, choice.proposals.drafters
-        k, n_accepted, tree = len(choice.nodes), len(path), choice.proposals.tree
-        first, every = tree.proposed(choice.nodes, is_first=True), tree.proposed(choice.nodes)
-
-        def counts(bits: Sequence[int], theirs: int) -> tuple[int, int]:
-            """How many of the verified tokens some drafters proposed, and how many of these were accepted."""
-            own = [i for i, each in enumerate(bits) if each & theirs]
-            return len(own), sum([i in path for i in own])
-
+        of, drafters, places = choice.proposals.by_drafter, choice.proposals.drafters, choice.proposals.tree.drafters
+        k, n_accepted = len(choice.nodes), len(outcome.path)
         drafters.n_replayed = n_accepted if self.replays_accepted and n_accepted < k else 0
         each_s = drafted_s * (1 + drafters.n_replayed / k) if k else 0.0
         round_s = plain_s + each_s * k + sum([drafter.spent_s for drafter in drafters.every])
         drafters.budget.pass_time(round_s)
         lookups = [drafter for drafter in of if not drafter.profile.is_costly and not drafter.profile.is_certain]
+        counts = choice.counts(outcome.path, lookups) if k else []
         for drafter in lookups:  # a token that another one proposed, too, is the first one's
-            n, n_right = counts(first, tree.bits([drafter]))
+            *_, n, n_right = counts[places.index(drafter)] if k and drafter in places else (0, 0)
             gain = n_right - n * each_s / plain_s  # or, below 0, what took the time of as many tokens
             drafter.gain += CONSTANTS.learn_gain * (gain - drafter.gain)
             drafter.profile.gain += CONSTANTS.learn_all_gains * (gain - drafter.profile.gain)
         if k:
-            n, n_accepted = counts(every, tree.bits(lookups))
+            n, n_accepted, *_ = counts[-1]
             drafters.budget.book(n_accepted * plain_s - n * each_s)
         if (unused := max([drafter.n_right for drafter in lookups], default=0) - n_accepted) > 0:
             drafters.budget.credit(unused * plain_s)
@@ -388,7 +381,7 @@ class DraftPlanner:
             profile.budget.pass_time(round_s)
             if drafter not in of:
                 continue
-            n, n_accepted = counts(every, tree.bits([drafter]))
+            n, n_accepted, *_ = counts[places.index(drafter)] if k and drafter in places else (0, 0)
             profile.budget.book(n_accepted * plain_s - n * each_s - spent_s)
             is_right = outcome.is_stopped or (2 * n_accepted >= n > 0) or (not n and drafter.n_right > 0)
             if is_right or choice.probed is drafter:

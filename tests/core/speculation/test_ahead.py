@@ -14,10 +14,10 @@ from augury.errors import OptionError
 from augury.interfaces import Ask, Drafter, DrafterTraits
 from augury.passes import ArrayPass
 from augury.speculation import ahead
-from augury.speculation.chances import TYPICAL
 from augury.speculation.config import Speculation
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import AheadDraft, SlotProposals
+from augury.speculation.kernels import TYPICAL
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.verification import RULES
 from augury.testing.toy_model import ToyModel

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from augury.speculation.chances import TYPICAL, Chances, survival
+from augury.speculation.chances import Chances, survival
 from augury.speculation.drafts import DrafterProfile, RequestDrafter, SlotProposals
+from augury.speculation.kernels import TYPICAL
 from augury.types import Draft
 
 RUNS = (0, 1, 2, 3, 5, 9, 17, 33)

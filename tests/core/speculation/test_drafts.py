@@ -59,8 +59,13 @@ def test_what_was_verified_of_a_proposal_and_accepted_is_told_by_its_own_places(
     choice = VerifiedNodes(slot, slot.tree.part([0, 1, 3]), [0, 1, 3])
     assert choice.draft.tokens.tolist() == [5, 6, 8]
     assert choice.names == ["d0", "d0", "d1"]
-    found = [proposal.verified(choice, [0, 1]) for proposal in slot.by_drafter.values()]
-    assert found == [(2, [0, 1], 2), (3, [1, 3], 2), (1, [0], 1), (0, [], 0)]
+    assert [proposal.places([0, 1]) for proposal in slot.by_drafter.values()] == [[0, 1], [1, 3], [0], []]
+    one, other, third, none = slot.by_drafter
+    assert slot.tree.drafters == [one, other, third]
+    counts = [[2, 2, 2, 2, 2], [3, 2, 2, 1, 0], [1, 1, 1, 0, 0]]
+    assert choice.counts([0, 1]) == [*counts, [0] * 5]
+    assert choice.counts([0, 1], [one, none]) == [*counts, counts[0]]
+    assert choice.counts([0], [other, third]) == [[2, 1, 2, 2, 1], [3, 1, 2, 1, 0], [1, 1, 1, 0, 0], [3, 1, 2, 1, 0]]
 
 
 def test_where_a_tree_may_not_branch_its_likeliest_path_alone_can_be_verified():
@@ -77,7 +82,8 @@ def test_what_follows_another_s_tokens_counts_and_teaches_once_these_were_right(
     assert paths_of(slot) == [[5], [5, 6], [7], [7, 8], [5, 6, 9], [5, 6, 9, 4]]
     choice = VerifiedNodes(slot, slot.tree.part([0, 1, 2, 4, 5]), [0, 1, 2, 4, 5])
     assert choice.path() == [0, 1, 4, 5]
-    assert slot.by_drafter[lookup].verified(choice, [0, 1, 3]) == (3, [2], 2)
+    assert choice.counts([0, 1, 3])[1][:3] == [3, 1, 2]
+    assert slot.by_drafter[lookup].places([0, 1, 4]) == [2]
     for emitted, n_right, seen in (
         ([7, 8], 2, [2, 0, 0]),
         ([3], 0, [3, 0, 0]),
