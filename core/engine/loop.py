@@ -269,8 +269,9 @@ class Loop:
         guarded(self._end_slot, slot)
 
     def _end_slot(self, slot: int) -> None:
-        self._context.end(slot)
-        self._unfreed.discard(slot)
+        with suppress(LostDeviceError):  # it is ended again when the device is back
+            self._context.end(slot)
+            self._unfreed.discard(slot)
 
     def _decoding(self, sequences: Sequence[RunningSequence], n_prompt: int) -> list[ScheduledInput]:
         """The last token of each sequence, and its draft if it has drafters, beside `n_prompt` tokens of prompts."""

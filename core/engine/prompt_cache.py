@@ -21,7 +21,7 @@ import numpy as np
 from attrs import evolve
 
 from augury.engine.prompt_files import KeptBlock, PromptFiles, block_name, blocks_of
-from augury.errors import AuguryError, ModelFileError
+from augury.errors import AuguryError, LostDeviceError, ModelFileError
 from augury.guard import guarded, warn
 from augury.interfaces import MemoryManager, Opened
 from augury.log import get_logger
@@ -82,6 +82,8 @@ class PromptCache:
             for at, block in tails:  # each of them, because that checks it; the last one stays
                 memory.states.restore(slot, state := self._parts(block)[2])
                 copies[at] = state
+        except LostDeviceError:  # which the pass finds out
+            pass
         except AuguryError as error:
             self._dismiss(block, error)
         if done < 0:  # nothing was changed

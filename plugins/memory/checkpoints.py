@@ -120,7 +120,11 @@ class Checkpoints(Contiguous):
         if opened is not None:
             at = self._at[opened.slot]
             at.tail = at.n_restored = 0
-            self._copy(opened.slot, is_wanted=True)
+            try:
+                self._copy(opened.slot, is_wanted=True)
+            except BaseException:
+                self._slots[opened.slot].is_free = True
+                raise
         return opened
 
     def chunk(self, slot: int, n: int, n_left: int) -> int:

@@ -1,6 +1,7 @@
 """Nodes that go: their requests wait, and go on to the same text when they are back, or end with one error."""
 
 import signal
+import threading
 from contextlib import suppress
 from time import monotonic
 
@@ -81,14 +82,20 @@ def test_requests_end_with_one_error_if_it_stays_away_and_later_ones_are_answere
         assert answer_in_the_end(engine, 8) == right
 
 
-def test_a_cancelled_request_does_not_wait_for_a_node(node):
-    with load("llama-dense", f"CPU,node:{node.address},CPU", spec_type="none") as engine:
+@pytest.mark.parametrize("name", ["llama-dense", "qwen35-dense"])
+def test_a_cancelled_request_neither_waits_for_a_node_nor_is_called_a_plugins_failure(node, name, monkeypatch, capsys):
+    is_missed, regain = threading.Event(), RemoteModel.regain
+    monkeypatch.setattr(RemoteModel, "regain", lambda *args: is_missed.set() or regain(*args))
+    with load(name, f"CPU,node:{node.address},CPU", spec_type="none") as engine:
         engine.generate(PROMPT, max_tokens=1)
         node.stop()
-        running = engine.submit(PROMPT, max_tokens=100)
+        running = engine.submit([*PROMPT, 7], max_tokens=100)
+        assert is_missed.wait(60)
         running.cancel()
         assert running.result().finish_reason == "cancelled"
         node.start()
+        assert engine.generate(PROMPT, max_tokens=8).tokens
+    assert "plugin failed" not in "".join(capsys.readouterr())
 
 
 def test_a_node_that_is_back_as_another_one_is_not_taken(node, monkeypatch):
