@@ -1,11 +1,18 @@
-"""Functions that are compiled before a round calls them."""
+"""Functions that are compiled before a round calls them, by another process while this one compiles a backend's kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import Any
 
+from augury.files.file_lock import locked
+from augury.interfaces import Progress
 from augury.memory_limit import require_address_space
 
 _COMPILER_BYTES = 64 << 20  # more than a function takes: LLVM ends the process where it gets no memory
@@ -31,3 +38,60 @@ def compiled(*types: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return compiled_function
 
     return made
+
+
+def import_all(modules: Iterable[str]) -> None:
+    """Import modules of compiled functions, after other processes that do: then these functions are there."""
+    with Path(__file__).open("rb") as file:
+        locked(file, waits=True)
+        for name in modules:
+            import_module(name)
+
+
+class CompiledAhead(Progress):
+    """Another process that imports modules of compiled functions, from the moment on when a backend begins to compile.
+
+    It is spared where the backend has all of its kernels: then such functions were compiled before, too.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        """Take what the backend tells, and pass it on."""
+        self._modules, self._progress = list[str](), progress
+        self._process: Popen[bytes] | None = None
+        self._is_asked = False
+
+    def add(self, modules: Iterable[str]) -> None:
+        """Name modules, before the backend compiles."""
+        self._modules += modules
+
+    def __call__(self, task: str, done: int, total: int) -> None:
+        """Begin as soon as the backend compiles."""
+        if task == "compile" and not self._is_asked:
+            self._is_asked = True
+            self._begin()
+        self._progress(task, done, total)
+
+    def _begin(self) -> None:
+        import numba
+
+        has_room = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
+        if not (has_room and self._modules and Path(sys.executable or "").name.startswith("python")):
+            return
+        with suppress(RuntimeError, OSError):  # nothing can be kept, or no process can be started
+            numba.njit(compiled).enable_caching()
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}; from augury.compiled import import_all; import_all({self._modules!r})"
+            )
+            words = [sys.executable, "-P", "-c", code]
+            self._process = Popen(words, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)  # noqa: S603 - our own words
+
+    def wait(self) -> None:
+        """Wait until everything is there that the process could compile."""
+        if self._process is not None:
+            self._process.wait()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()

@@ -59,7 +59,7 @@ class Recycle(Drafter):
     """Learns successors into the engine's table and drafts from it."""
 
     name = "recycle"
-    traits = DrafterTraits(scope="process", evidence_chances=CHANCES)
+    traits = DrafterTraits(scope="process", evidence_chances=CHANCES, kernels="augury.drafters.ngram.kernels")
     options_class = RecycleOptions
     options: RecycleOptions
 

@@ -109,7 +109,12 @@ class Suffix(Drafter):
     name = "suffix"
     options_class = SuffixOptions
     options: SuffixOptions
-    traits = DrafterTraits(evidence_chances=(*_CHANCES, *_BRANCH_CHANCES), is_paced=True, drafts_ahead=True)
+    traits = DrafterTraits(
+        evidence_chances=(*_CHANCES, *_BRANCH_CHANCES),
+        is_paced=True,
+        drafts_ahead=True,
+        kernels="augury.drafters.ngram.kernels",
+    )
 
     def __init__(self, options: SuffixOptions, session: Session) -> None:
         super().__init__(options, session)

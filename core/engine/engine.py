@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, Self
 
 import attrs
 
+from augury.compiled import CompiledAhead
 from augury.devices import Placement
 from augury.engine.adapters import Adapters
 from augury.engine.channel import Channel
@@ -36,7 +37,7 @@ from augury.notebook_progress import shown_progress
 from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.calibration import planner_for
-from augury.speculation.config import Speculation, choose_drafters, serving_drafters, uses_mtp
+from augury.speculation.config import Speculation, choose_drafters, kernels_of, serving_drafters, uses_mtp
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.trials import Trial
@@ -197,12 +198,15 @@ class Engine(Receipts, Evaluations):
         rule = acceptance_rule(spec_verify, spec_synth_rates, spec_synth_len)
         speculation = Speculation((), draft_max, draft_min, spec_fixed, rule, spec_timeout)
         device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}
-        loader = Loader(registry, device, progress or shown_progress(), files)
+        ahead = CompiledAhead(progress or shown_progress())
+        loader = Loader(registry, device, ahead, files)
         choose = partial(choose_drafters, registry, spec_type, draft_model, spec_options, open_model=loader.open)
         wants_mtp = uses_mtp(registry, chosen := choose(has_mtp=True))
         if isinstance(rule, Synthetic) and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
+        ahead.add(kernels_of(chosen))
         with loader.closed_on_failure() as made:
+            made.append(ahead)
             of_mtp = next((member.options for drafter, member in chosen if drafter.traits.uses_mtp), None)
             own = loader.open(model)
             file = loader.open(model, None if draft_model is None else str(draft_model), getattr(of_mtp, "quant", None))
@@ -221,6 +225,7 @@ class Engine(Receipts, Evaluations):
             speculation = attrs.evolve(speculation, members=tuple(member for _, member in chosen))
             target, first_layers = context.model, EngineTarget(context)
             sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
+            ahead.wait()
             chains = [session.make_drafters(chosen, made) for session in sessions]
             planner = None
             if draft_max and not spec_fixed:

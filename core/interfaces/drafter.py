@@ -98,6 +98,8 @@ class DrafterTraits:
             has them. Set it on the class.
         memory_options: Options that the target's memory manager is given, where it has them and the user does not set them.
             Set them on the class.
+        kernels: A module of functions that `augury.drafter.compiled` compiles, which its constructor imports. At a first start
+            another process compiles them in time. Set it on the class.
     """
 
     scope: Literal["request", "slot", "process"] = field(default="slot", validator=in_(("request", "slot", "process")))
@@ -112,6 +114,7 @@ class DrafterTraits:
     features: tuple[str, ...] = field(default=(), validator=instance_of(tuple))
     uses_mtp: bool = False
     memory_options: Mapping[str, str] = MappingProxyType({})
+    kernels: str | None = None
 
 
 class Drafter(Plugin, ABC):

@@ -41,6 +41,12 @@ class Member:
         return str(Spec(self.name, tuple((key, str(value)) for key, value in given.items() if value != known[key].default)))
 
 
+def kernels_of(chosen: Sequence[tuple[type[Drafter], Member]]) -> list[str]:
+    """The modules of functions that rounds of these drafters run, compiled."""
+    of_drafters = [drafter.traits.kernels for drafter, _ in chosen if drafter.traits.kernels is not None]
+    return ["augury.speculation.kernels", *of_drafters] if chosen else []
+
+
 def choose_drafters(
     registry: Registry,
     spec_type: str | Iterable[str],
