@@ -257,9 +257,8 @@ class Loop:
             self._unfreed.discard(opened.slot)
             self._ended.pop(opened.slot, None)
         elif not self._taken:
-            raise PluginError(
-                f"memory manager {self._context.memory.name} has no free slot, and none is in use; load the model again"
-            )
+            name = self._context.memory.name
+            raise PluginError(f"memory manager {name} has no free slot, and none is in use; load the model again")
         return opened
 
     def _free(self, slot: int) -> None:

@@ -17,7 +17,7 @@ from augury.speculation.costs import DraftCost
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.joint_tree import JointTree
-from augury.speculation.kernels import TYPICAL
+from augury.speculation.tables import TYPICAL
 from augury.types import NO_DRAFT, Draft, Verdict
 
 

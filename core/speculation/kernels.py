@@ -1,6 +1,6 @@
 """The loops of joint trees, of the choice among their nodes and of the costs of passes: every round runs them, compiled.
 
-A tree is two tables. A parent stands before its children.
+A parent stands before its children. The module is imported, which compiles all of it, when a planner is made.
 """
 
 import numba
@@ -8,9 +8,7 @@ import numpy as np
 
 from augury.compiled import compiled
 from augury.speculation.constants import CONSTANTS
-
-TOKEN, PARENT, FIRST, PROPOSERS, IS_DRAWN = range(5)  # of a tree's nodes; drafters are bits; the first one by itself, too
-CHANCE, REACH = range(2)
+from augury.speculation.tables import CHANCE, FIRST, IS_DRAWN, KEEP_ALL, PARENT, PROPOSERS, REACH, STEPS, TOKEN, TYPICAL
 
 START, END, LIMIT, N_MIN, PAID = range(5)  # of a slot: its nodes, what it takes, and the drafters that no budget holds back
 SECONDS, FIRST_SECONDS = range(2)  # of its budget
@@ -20,11 +18,6 @@ EXPECTED, N_RIGHT, RATIO = range(3)  # of agreement, by step and kind
 
 FLAT, PER_POSITION, FACTOR, N_SEEN, HOPE, LOG = range(6)  # of passes' costs, by tokens: see `augury.speculation.costs`
 KNOWN, HOPED = range(2)  # of curves
-
-TYPICAL = 0
-"""The bucket of all tokens together; among siblings only the first one's."""
-STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
-KEEP_ALL = 0.998  # of the trials of all requests with each new one
 
 _CERTAIN = 0.995
 _GAIN, _UNLIKELY = CONSTANTS.gain, CONSTANTS.unlikely

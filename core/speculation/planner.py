@@ -34,7 +34,7 @@ from augury.speculation.drafts import (
     SlotProposals,
     VerifiedNodes,
 )
-from augury.speculation.kernels import TYPICAL
+from augury.speculation.tables import TYPICAL
 
 
 class DraftPlanner:

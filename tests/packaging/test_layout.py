@@ -96,6 +96,17 @@ def test_core_cannot_be_imported_under_the_folders_name():
     assert "imported as augury" in ended.stderr
 
 
+def test_commands_engine_and_plugins_are_imported_without_numba():
+    code = """
+import sys
+import augury.cli.command_line, augury.engine.engine
+augury.Registry.discover()
+print(*sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names))
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert {name for name in told.split() if not name.startswith("_")} == {"attr", "attrs", "augury", "numpy", "pluggy"}
+
+
 def test_the_wheel_holds_exactly_the_tree(tmp_path):
     clean = tmp_path / "clean"
     for folder in FOLDERS:

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from augury.speculation.chances import Chances, survival
 from augury.speculation.drafts import DrafterProfile, RequestDrafter, SlotProposals
-from augury.speculation.kernels import TYPICAL
+from augury.speculation.tables import TYPICAL
 from augury.types import Draft
 
 RUNS = (0, 1, 2, 3, 5, 9, 17, 33)

@@ -10,7 +10,7 @@ from support.toys import planner_of
 
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import Outcome
-from augury.speculation.kernels import TYPICAL
+from augury.speculation.tables import TYPICAL
 from augury.types import Draft
 
 
