@@ -147,6 +147,19 @@ class Draft:
             None if evidence is None else tokens_array(evidence, "evidence is"),
         )
 
+    @classmethod
+    def of_table(cls, table: np.ndarray) -> Draft:
+        """A copy of (3, k) int32, in less time than of three rows: the tokens, parents and evidence of a tree.
+
+        >>> draft = Draft.of_table(np.array([[5, 6, 7], [-1, 0, 0], [2, 2, 1]], np.int32))
+        >>> draft.tokens.tolist(), draft.parents.tolist(), draft.evidence.tolist()
+        ([5, 6, 7], [-1, 0, 0], [2, 2, 1])
+        """
+        tokens, parents, evidence = np.frombuffer(table.tobytes(), _INT32).reshape(table.shape)
+        made = cls.__new__(cls)
+        made.__attrs_init__(tokens, parents, None, None, evidence)
+        return made
+
     def __len__(self) -> int:
         return len(self.tokens)
 

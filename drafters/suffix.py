@@ -192,7 +192,7 @@ class Suffix(Drafter):
             k = self._kernels.add_ways(
                 tree, k, ask.limit, each.texts.tokens, each.places, each.n, each.n_max, each.first_branch
             )
-        return Draft(tree[0, :k], tree[1, :k], evidence=tree[2, :k])
+        return Draft.of_table(tree[:, :k])
 
     def _found(self, ask: Ask, texts: SuffixArray, bucket: int) -> _Found:
         """The ways on in some texts, whose first bucket this is."""

@@ -17,6 +17,7 @@ from attrs import Factory, define
 from augury import guard
 from augury.errors import LostDeviceError, PluginError
 from augury.interfaces import Ask, Drafter, Pace
+from augury.speculation import kernels
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.types import NO_DRAFT, Draft, Verdict, read_only
 
@@ -188,6 +189,13 @@ class DrafterGuard:
             of_drafter = draft.probabilities, draft.confidence
             probabilities, confidence = (None if each is None else each.copy() for each in of_drafter)
             draft = Draft(draft.tokens, draft.parents, probabilities, confidence, draft.evidence)
+        if draft.probabilities is None and draft.confidence is None:
+            evidence = _NO_TOKENS if draft.evidence is None else draft.evidence
+            try:
+                if kernels.fits(draft.tokens, draft.above, evidence, self.n_vocab, self.n_buckets):
+                    return draft
+            except TypeError:  # one of them is something else
+                pass
         if (seen := misfit(draft, self.n_vocab, self.n_buckets)) is not None:
             raise PluginError(f"returned a Draft with {seen}")
         return draft

@@ -219,15 +219,13 @@ class JointTree(Generic[Proposer]):
         """These nodes, rising, with the parents of each among them, as a draft; a chain where they do not branch."""
         if not nodes:
             return NO_DRAFT
-        tokens, every = self.nodes[: PARENT + 1, : self._n].tolist()
-        places = {node: i for i, node in enumerate(nodes)}
-        parents = [places.get(every[node], -1) for node in nodes]
-        is_chain = parents == [*range(-1, len(nodes) - 1)]
+        draft = np.empty((2, len(nodes)), np.int32)
+        is_chain = kernels.take(self.nodes, np.array(nodes, np.int64), draft)
         probabilities = None
         if self.drawn:
             certain = np.zeros_like(next(iter(self.drawn.values())))
             probabilities = np.array([self.drawn.get(node, certain) for node in nodes]).reshape(len(nodes), len(certain))
-        return Draft([tokens[node] for node in nodes], None if is_chain else parents, probabilities)
+        return Draft(draft[0], None if is_chain else draft[1], probabilities)
 
     def ancestry(self, nodes: Iterable[int]) -> list[int]:
         """These nodes and all before them, rising."""

@@ -52,6 +52,29 @@ def add(nodes, chances, n, tokens, parents, own, proposer, after, places):
     return n
 
 
+@compiled(_READ_ROW, _READ_ROW, _READ_ROW, _INT, _INT)
+def fits(tokens, parents, evidence, n_vocab, n_buckets):
+    """Whether a draft's numbers are in their ranges; `evidence` may be empty."""
+    is_right = len(parents) == len(tokens) and len(evidence) in {0, len(tokens)}
+    for i in range(len(tokens) if is_right else 0):
+        is_right &= 0 <= tokens[i] < n_vocab and -1 <= parents[i] < i
+    for bucket in evidence:
+        is_right &= 0 <= bucket < n_buckets
+    return is_right
+
+
+@compiled(_INTS, _ROW, numba.int32[:, ::1])
+def take(nodes, chosen, draft):
+    """Write tokens and parents (2, k) of chosen nodes, rising, with the parents of each; returns whether they are a chain."""
+    is_chain, places = True, np.full(nodes.shape[1] + 1, -1, np.int64)  # by node, and last of the history
+    for i in range(len(chosen)):
+        node = chosen[i]
+        places[node] = i
+        draft[0, i], draft[1, i] = nodes[TOKEN, node], places[nodes[PARENT, node]]
+        is_chain &= draft[1, i] == i - 1
+    return is_chain
+
+
 @compiled(_FLOATS, _FLOAT_ROW, _INT, numba.bool_, _FLOAT, _FLOAT)
 def see(table, prior, bucket, is_right, weight, keep):
     """Learn that a token of a bucket was right or wrong, by the tables of `Chances`."""

@@ -64,7 +64,7 @@ class Successors:
         tree = np.empty((3, max(shape.shape[1], shape_without.shape[1])), np.int32)
         if not (k := self._kernels.draft_successors(*self._table, shape, shape_without, before, last, tree)):
             return NO_DRAFT
-        return Draft(tree[0, :k], tree[1, :k], evidence=tree[2, :k])
+        return Draft.of_table(tree[:, :k])
 
     def learn(self, tokens: np.ndarray, best: np.ndarray) -> None:
         """Keep the target's most probable tokens (m, n) int32 after each of the (m,) tokens; -1 is not finite."""
