@@ -100,7 +100,7 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send a message, or keep it until there is a connection."""
-        self._socket.send_multipart(message.frames())
+        self._socket.send(message.frame())
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The answer to what was sent, or None if none has come so far."""

@@ -144,7 +144,7 @@ class Node:
         zmq = zmq_library()
         for who in [*self._loaded]:
             try:
-                self._socket.send_multipart([who, *Message("there").frames()], zmq.DONTWAIT)
+                self._socket.send_multipart([who, Message("there").frame()], zmq.DONTWAIT)
             except zmq.Again:
                 continue
             except zmq.ZMQError:
@@ -168,7 +168,7 @@ class Node:
         if self._delay_s:
             sleep(self._delay_s)
         try:
-            self._socket.send_multipart([who, *answer.frames()])
+            self._socket.send_multipart([who, answer.frame()])
         except zmq_library().ZMQError:  # nobody waits for it any more
             self._drop(who)
 

@@ -1,4 +1,4 @@
-"""Messages between a user's machine and a node: a header of JSON, and arrays as they lie in memory.
+"""Messages between a user's machine and a node, of one frame: a header of JSON, and arrays as they lie in memory.
 
 Nothing in a message is code. Whoever receives one states what it expects of each field; anything else is a `WireError`, after
 which the connection is over.
@@ -20,8 +20,9 @@ from augury.batch import Batch
 from augury.errors import AuguryError
 from augury.types import ModelInfo, StateSpec
 
-FRAME_BYTES = 1 << 30  # of a part of a message, at most
+FRAME_BYTES = 1 << 30  # of a message, at most
 _HEADER_BYTES = 1 << 20
+_LENGTH_BYTES = 4  # before the header
 _ALIGNED = 8
 _N_ARRAYS = 4096  # a slot's memory has a few for each layer
 _DTYPES = {name: np.dtype(name) for name in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")}
@@ -54,12 +55,14 @@ class Message:
     facts: Mapping[str, Any] = Factory(dict)
     arrays: Mapping[str, np.ndarray] = Factory(dict)
 
-    def frames(self) -> list[bytes]:
-        """The message as two parts to send: the header, and all arrays, each from a multiple of 8 bytes on."""
+    def frame(self) -> bytes:
+        """The message to send: the header after its length, and all arrays, each from a multiple of 8 bytes on."""
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         shapes = [[name, array.dtype.str[1:], list(array.shape)] for name, array in arrays.items()]
         header = json.dumps({"kind": self.kind, "facts": dict(self.facts), "arrays": shapes}).encode()
-        return [header, b"".join(part for each in arrays.values() for part in (each.tobytes(), bytes(-each.nbytes % _ALIGNED)))]
+        header += b" " * (-(_LENGTH_BYTES + len(header)) % _ALIGNED)
+        parts = [part for each in arrays.values() for part in (each.tobytes(), bytes(-each.nbytes % _ALIGNED))]
+        return b"".join((len(header).to_bytes(_LENGTH_BYTES, "little"), header, *parts))
 
     @classmethod
     def of(cls, frames: Sequence[bytes]) -> Message:
@@ -68,13 +71,16 @@ class Message:
         Raises:
             WireError: It is none.
         """
-        if len(frames) != 2 or len(frames[0]) > _HEADER_BYTES:
-            raise WireError(f"a message of {len(frames)} parts, expected a header of {_HEADER_BYTES} bytes at most and arrays")
-        header, body = frames
+        if len(frames) != 1 or len(frame := frames[0]) < _LENGTH_BYTES:
+            raise WireError(f"a message of {len(frames)} frames, expected one with a header")
+        start = _LENGTH_BYTES + int.from_bytes(frame[:_LENGTH_BYTES], "little")
+        if start % _ALIGNED or start > min(len(frame), _HEADER_BYTES):
+            raise WireError(f"a header that ends at byte {start}, expected a multiple of 8 up to {_HEADER_BYTES}")
+        header = frame[_LENGTH_BYTES:start]
         kind, facts, places, n_bytes = (_kept_header if len(header) <= _N_TEXT else _header)(header)
-        if n_bytes != len(body):
-            raise WireError(f"a message with {len(body)} bytes of arrays, expected {n_bytes}")
-        return cls(kind, facts, {name: np.ndarray(shape, dtype, body, start) for name, dtype, shape, start in places})
+        if start + n_bytes != len(frame):
+            raise WireError(f"a message with {len(frame) - start} bytes of arrays, expected {n_bytes}")
+        return cls(kind, facts, {name: np.ndarray(shape, dtype, frame, start + at) for name, dtype, shape, at in places})
 
     def whole(self, name: str, least: int = 0, most: int = _LARGEST) -> int:
         """A fact that is a whole number in this range."""
