@@ -400,7 +400,7 @@ class Result:
 
 @frozen
 class Round:
-    """One pass of the loop, for observers."""
+    """One pass of the loop, or a chain of passes with a token of each sequence in every one, for observers."""
 
     n_sequences: int  # that took part, prompts in progress included
     n_tokens: int  # new ones in the pass; replayed ones are not counted

@@ -18,6 +18,7 @@ import numpy as np
 from attrs import Factory, define, evolve, field
 
 from augury.engine.adapters import Scales
+from augury.engine.chain import emit_chain, n_chained
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
 from augury.engine.round_pass import RoundPass, RoundRecord, ScheduledInput
@@ -283,6 +284,8 @@ class Loop:
             asked, n_others = [each for each, _ in limits], n_prompt + len(sequences) - len(rooms)
             found = guarded(self._drafting.propose, limits, n_others, failed=partial(self._end_all, asked))
             choices = dict(zip(asked, found or (), strict=False))  # without drafts they have all ended
+        may_chain = self._context.chain_rows and not (n_prompt or self._waiting or self._evaluating)
+        n_more = n_chained(self._context, self._running) - 1 if may_chain else 0
         scheduled: list[ScheduledInput] = []  # in every step of a round so: list[ScheduledInput]() takes forty times as long
         for each in sequences:
             if (choice := choices.get(each)) is None and each in has_drafters:  # it has ended
@@ -290,7 +293,7 @@ class Loop:
             n_rows, n_top, draft = (
                 (1, 0, None) if choice is None else (1 + len(choice.nodes), choice.proposals.n_top, choice.draft)
             )
-            given = each.slot, each.history[-1:], n_rows, draft
+            given = each.slot, each.history[-1:], n_rows, draft, n_more
             if (slot_input := guarded(self._context.prepare, *given, failed=partial(self._end, each))) is not None:
                 scheduled.append(ScheduledInput(each, slot_input, n_rows, choice, n_top))
         return scheduled
@@ -314,6 +317,8 @@ class Loop:
     def _emit(self, scheduled: ScheduledInput, record: RoundRecord, done: RoundPass, row: int) -> Outcome:
         """Verify a sequence's draft, emit the accepted tokens, and keep their states."""
         sequence, choice, slot_input, passed = scheduled.sequence, scheduled.choice, scheduled.slot_input, done.passed
+        if slot_input.n_more:
+            return emit_chain(self._context, scheduled, len(record.scheduled), done, row)
         draft, names = slot_input.draft, choice.names if choice is not None and choice.nodes else ()
         path: tuple[int, ...] = ()
         n_emitted, n_accepted, is_stopped, top = 0, 0, False, None
@@ -346,12 +351,7 @@ class Loop:
 
     def _feed(self, scheduled: ScheduledInput, outcome: Outcome, features: Mapping[str, np.ndarray], first: int) -> None:
         """Give a request's drafters and caller the features of the kept tokens; its input begins at `first` in the pass."""
-        slot_input, path = scheduled.slot_input, list(outcome.path)
-        tokens = np.concatenate([slot_input.tokens, slot_input.draft.tokens[path]])
-        places = np.arange(first, first + slot_input.n_tokens - len(slot_input.draft))[len(slot_input.reservation.replay) :]
-        places = np.concatenate([places, first + slot_input.n_tokens - len(slot_input.draft) + np.array(path, np.int64)])
-        kept = {name: values[places] for name, values in features.items()}
-        given = scheduled.sequence.n_kept - len(tokens), tokens, kept
+        given = scheduled.kept(outcome, features, first)
         self._drafting.feed(scheduled.sequence, *given)
         scheduled.sequence.tell_hidden_states(*given)
 

@@ -32,6 +32,16 @@ class ScheduledInput(NamedTuple):
     n_top: int = 0  # the most probable tokens of each row that its drafters want to have
     n_prompt: int = 0  # tokens of its prompt; 0 of a sequence that decodes
 
+    def kept(
+        self, outcome: Outcome, features: Mapping[str, np.ndarray], first: int
+    ) -> tuple[int, np.ndarray, dict[str, np.ndarray]]:
+        """The position of the first kept token, all of them, and their features; its input begins at `first` in the pass."""
+        slot_input, path = self.slot_input, list(outcome.path)
+        tokens = np.concatenate([slot_input.tokens, slot_input.draft.tokens[path]])
+        places = np.arange(first, first + slot_input.n_tokens - len(slot_input.draft))[len(slot_input.reservation.replay) :]
+        places = np.concatenate([places, first + slot_input.n_tokens - len(slot_input.draft) + np.array(path, np.int64)])
+        return self.sequence.n_kept - len(tokens), tokens, {name: values[places] for name, values in features.items()}
+
 
 @define(eq=False)
 class RoundRecord:
@@ -50,8 +60,8 @@ class RoundRecord:
 
     @property
     def n_tokens(self) -> int:
-        """New tokens in the pass; replayed ones are not counted."""
-        return sum([each.n_prompt or each.n_rows for each in self.scheduled])
+        """New tokens in the pass, or in a chain of passes; replayed ones are not counted."""
+        return sum([each.n_prompt or each.n_rows + each.slot_input.n_more for each in self.scheduled])
 
     @property
     def decoded(self) -> list[tuple[VerifiedNodes, Outcome]]:
@@ -75,10 +85,11 @@ class RoundRecord:
 
 
 class RoundPass(NamedTuple):
-    """A pass that is over."""
+    """A pass that is over, or a chain of passes, whose rows come one pass after another."""
 
     passed: Pass
     argmax: list[int]  # the best token of each row; empty where everyone asks for more
+    fed: list[int]  # of a chain the token after each row that its next pass was given
     top: tuple[np.ndarray, np.ndarray] | None  # the best of each row, and their logits, as many as some drafter wants
     features: Mapping[str, np.ndarray]  # that drafters and callers are given
     seconds: float
@@ -110,18 +121,19 @@ class RoundPass(NamedTuple):
         if ahead_s:
             late_s = min(max(forward_s + ahead_s - seconds, 0.0), ahead_s)
             settle_ahead(choices, late_s / ahead_s)
+        whole, top, argmax, best = passed, None, list[int](), list[int]()
         if n_vocab < context.info.n_vocab:
-            passed = passed.first(n_vocab)
-        top, argmax = None, []
+            passed = whole.first(n_vocab)
         if n_top := max([each.n_top for each in scheduled]):
             ids, logits = passed.top_k(tokens_array(range(sum([each.n_rows for each in scheduled]))), n_top)
             top = read_only(ids), read_only(logits)
         wants_argmax = any([each.n_rows > 0 and each.sequence.is_plain_argmax for each in scheduled])  # noqa: C419 - as in `RoundRecord`
-        if wants_argmax:  # where drafters want more of each row, it is not read twice
+        if wants_argmax or feeds[0].n_more:  # where drafters want more of each row, it is not read twice
             if top is None:
-                argmax = passed.argmax().tolist()
+                best = whole.argmax().tolist()  # which is at hand, and rarely padding
+                argmax = best if all([0 <= token < n_vocab for token in best]) else passed.argmax().tolist()  # noqa: C419
             else:
-                best = zip(top[0][:, 0].tolist(), top[1][:, 0].tolist(), strict=True)
-                argmax = [token if isfinite(logit) else -1 for token, logit in best]
+                firsts = zip(top[0][:, 0].tolist(), top[1][:, 0].tolist(), strict=True)
+                argmax = [token if isfinite(logit) else -1 for token, logit in firsts]
         features = {name: passed.features(name).copy() for name in wanted} if wanted else {}
-        return cls(passed, argmax, top, features, seconds, late_s)
+        return cls(passed, argmax, best, top, features, seconds, late_s)

@@ -92,6 +92,7 @@ class Sampler:
         params: How, with the seed in force.
         is_plain_argmax: Whether every token but the early ones is its row's argmax, so that a whole pass can be chosen in one
             call.
+        is_best_allowed: The same but for rows whose argmax is forbidden.
         follows_text: Whether a constraint or mirostat goes along with the text, so that tokens must be asked for in the order
             of their indices, each after the tokens that are emitted before it.
         error: Why no token could be chosen at the last place asked for, where a constraint or a logits processor is the reason.
@@ -138,7 +139,9 @@ class Sampler:
         self._processors, self._constraint = processors, constraint
         self._uniform, self._acceptance, chance = (_Numbers(seed, stream) for stream in (0, 1, 3))  # 2 is a draft model's
         steps = _steps(params, breakers or {}, infill, chance)
-        self.is_plain_argmax = not (steps or bias or processors or constraint) and params.is_greedy
+        is_greedy = not (steps or processors or constraint) and params.is_greedy
+        self.is_best_allowed = is_greedy and all(each == -np.inf for each in bias.values())
+        self.is_plain_argmax = is_greedy and not bias
         self._early: list[Adjustment] = []  # they choose among all tokens
         while isinstance(step := next(iter(steps.values()), None), Adjustment):
             self._early.append(step)

@@ -119,6 +119,14 @@ class RequestCounter(DraftingCounter):
             for position in range(n_accepted):
                 by_position[position] += 1
 
+    def chained(self, n: int) -> None:
+        """A chain of passes is over: n rounds of a token each, which took as long as each other."""
+        before, now = self._last_token_at, perf_counter()
+        for _ in range(n):
+            self.round((), 0, 0, 1)
+            self._round_s[-1] = (now - before) / n
+        self._last_token_at = now
+
     @property
     def drafting(self) -> Drafted:
         """The drafts so far, for `SlotStats`: the last drafter, tokens drafted and accepted, and lengths by round."""
@@ -218,7 +226,7 @@ class Counts:
     n_emitted: int = 0
     n_drafted: int = 0  # drafted tokens that were verified
     n_accepted: int = 0
-    n_rounds: int = 0  # passes of the target
+    n_rounds: int = 0  # passes of the target, or chains of passes
     draft_s: float = 0.0
     forward_s: float = 0.0  # in the target's passes
 
@@ -272,11 +280,13 @@ class EngineCounter:
     def overhead(self, seen: Round, n_running: int, seconds: float) -> None:
         """A round took so long beside its pass and its drafters; `n_running` requests go on."""
         n, n_tokens = seen.n_sequences, seen.n_tokens - seen.n_drafted
-        if seen.n_emitted == n == n_tokens == n_running:  # a token of each, as without drafts
+        if not seen.n_emitted == n_tokens >= n == n_running:
+            return
+        if n_tokens == n:  # a token of each, as without drafts; of a chain of passes there are more
             self._n_overheads += 1
             each_s = min(seconds, seen.forward_s) / n  # one that took longer than its pass compiled, or was interrupted
             self._overhead_s += (each_s - self._overhead_s) * max(_LEARN_OVERHEAD, 1 / self._n_overheads)
-            self._plain_rounds.append(seen.forward_s + seconds)
+        self._plain_rounds.append((seen.forward_s + seconds) * n / n_tokens)
 
     def plain_s(self, pass_s: float | None) -> float | None:
         """Seconds of a slot's round without drafts, by those of its pass; None where these are unknown. Any thread may ask."""

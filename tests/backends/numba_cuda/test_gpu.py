@@ -10,7 +10,7 @@ from oracles.drafts import draft_file
 from oracles.models import nmse, tiny_file
 from oracles.passes import run_of, tree_of
 
-from augury.backends.numba_cuda import aot
+from augury.backends.numba_cuda import aot, probe
 from augury.backends.numba_cuda.aot import Binary, Compiler
 from augury.backends.numba_cuda.backend import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.gpu import Gpu
@@ -18,6 +18,7 @@ from augury.backends.numba_cuda.kernels.inputs import SIZE
 from augury.batch import Batch
 from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
 from augury.engine.context import EngineContext
+from augury.engine.engine import Engine
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
@@ -128,6 +129,22 @@ def test_features_come_with_their_pass_and_rows_of_an_encoder_alone(driver, tmp_
     assert nmse(rows, right.forward(Batch.chain([0, 0], hidden=hidden)).rows()) < NumbaCuda.tolerance
     for each in (model, encoder):
         each.close()
+
+
+def test_a_plain_text_is_waited_for_once_for_four_tokens(driver, tmp_path, monkeypatch):
+    write_tiny_model(tmp_path / "tiny.gguf", weight_type="Q4_0")
+    monkeypatch.setattr(probe, "unavailable_reason", lambda: None)
+    monkeypatch.setattr(driver, "do_cuLaunchKernelEx", lambda *_: (), raising=False)  # so all logits are 0
+    found, n = [], 17
+    for is_chained in (True, False):
+        with Engine.load(tmp_path / "tiny.gguf", backend="numba-cuda", n_ctx=64, spec_type="none") as engine:
+            context = engine._worker._loop._context
+            context.chain_rows *= is_chained
+            for _ in range(2):  # first, graphs are recorded
+                driver.calls.clear()
+                engine.generate([5, 6, 7], max_tokens=n, temperature=0.0, ignore_eos=True, cache_prompt=False)
+            found.append([driver.calls.count(name) for name in ("cuGraphLaunch", "cuStreamSynchronize")])
+    assert found == [[n, 1 + (n - 1) // 4], [n, n]], "a wait for the prompt's pass, and one for each chain"
 
 
 def test_a_draft_is_a_chain_of_graphs_and_one_wait(driver, tmp_path):
