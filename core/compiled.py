@@ -40,6 +40,19 @@ def compiled(*types: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return made
 
 
+class ImportedLater:
+    """A module of compiled functions, which is imported when the first of them is called: numba takes a third of a second."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, function: str) -> Any:
+        """Find a function for the first time, and keep it."""
+        found = getattr(import_module(self._name), function)
+        setattr(self, function, found)
+        return found
+
+
 def import_all(modules: Iterable[str]) -> None:
     """Import modules of compiled functions, after other processes that do: then these functions are there."""
     with Path(__file__).open("rb") as file:

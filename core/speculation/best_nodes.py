@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from augury.speculation.drafts import SlotProposals
+from augury.speculation.tables import kernels
 
 
 class PassCurve(NamedTuple):
@@ -52,8 +53,6 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
         curve: The curve of the pass.
         replays_accepted: See `DraftPlanner`; no tree branches then.
     """
-    from augury.speculation import kernels
-
     sizes, ranks, rows = [len(slot.tree) for slot in slots], list[int](), list[tuple[int, ...]]()
     if not any(sizes):  # nothing is proposed
         return Best([[] for _ in slots], [1.0] * len(slots))

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from attrs import frozen
 
-from augury.speculation.tables import KEEP_ALL, STEPS, TYPICAL
+from augury.speculation.tables import KEEP_ALL, STEPS, TYPICAL, kernels
 from augury.types import Draft
 
 # Prior chances of tokens: docs/benchmarks.md, "What buckets are worth", says how they were measured
@@ -135,8 +135,6 @@ class Chances:
 
     def see(self, bucket: int, *, is_right: bool) -> None:
         """A token of this bucket was right or wrong."""
-        from augury.speculation import kernels
-
         weight, keep_own = self.learning
         if self.above is not None:
             self.above.see(bucket, is_right=is_right)

@@ -8,6 +8,7 @@ import numpy as np
 from attrs import define, frozen
 
 from augury.speculation.constants import CONSTANTS
+from augury.speculation.tables import kernels
 
 
 @frozen
@@ -66,8 +67,6 @@ class PassCosts:
         Sizes that were seen little are worth a try. Otherwise a figure that is too high would never be corrected, because such
         passes would not be made.
         """
-        from augury.speculation import kernels
-
         if self._depth != depth:  # asked several times in a round, at one depth
             self._depth = depth
             kernels.find_curves(self._table, *self._common, depth, self._figures)
@@ -80,8 +79,6 @@ class PassCosts:
 
     def observe(self, n: int, depth: float, seconds: float) -> None:
         """A pass of n tokens took so long."""
-        from augury.speculation import kernels
-
         if not 0 < n < self._n:
             return
         ratio = min(max(seconds / self.curves(n, depth)[0][n], 1 / CONSTANTS.outlier), CONSTANTS.outlier)

@@ -7,6 +7,7 @@ A slot's round is three values, each made once: `SlotProposals` of its drafters,
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib import import_module
 from time import perf_counter
 
 import numpy as np
@@ -78,6 +79,8 @@ class Drafting:
                 message = f"drafter {profile.name} wants {missing[0]!r} of every token; features of this target: {known}"
                 raise UnsupportedError(message)
         self.wants_features = any(profile.features for profile in self._profiles)
+        if self._profiles:
+            import_module("augury.speculation.kernels")  # now, and not in a request's round
         self._planner = planner
         self._n_vocab = n_vocab
         self._may_branch = may_branch

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from augury.speculation.chances import Agreement, Chances
-from augury.speculation.tables import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN
+from augury.speculation.tables import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN, kernels
 from augury.types import NO_DRAFT, Draft
 
 Proposer = TypeVar("Proposer")
@@ -114,8 +114,6 @@ class JointTree(Generic[Proposer]):
         Returns:
             The nodes (k,) int64 of its tokens.
         """
-        from augury.speculation import kernels
-
         if proposer not in self.drafters:
             self.drafters.append(proposer)
         bit = 1 << self.drafters.index(proposer)
@@ -143,8 +141,6 @@ class JointTree(Generic[Proposer]):
         Args:
             agreement: The effect of other drafters' proposals, the same or different ones, on a token's chance; None: none.
         """
-        from augury.speculation import kernels
-
         table = _NOTHING if agreement is None else agreement.table
         kernels.find_reach(self.nodes, self._chances, self._n, table, agreement is not None)
         return self._chances[REACH, : self._n]
@@ -176,8 +172,6 @@ class JointTree(Generic[Proposer]):
         Returns:
             The new run, and how many of the tokens the proposal had.
         """
-        from augury.speculation import kernels
-
         every, tree = chances.above or chances, (self.nodes, self._chances, self._n, np.array(emitted, np.int64))
         tables = every.table, every.prior, chances.table, chances.prior
         found: tuple[int, int] = kernels.score(*tree, nodes, buckets, *tables, *chances.learning, run)
@@ -185,8 +179,6 @@ class JointTree(Generic[Proposer]):
 
     def count(self, chosen: Sequence[int], path: Sequence[int], together: Iterable[Proposer]) -> list[list[int]]:
         """See `VerifiedNodes.counts`."""
-        from augury.speculation import kernels
-
         counts = np.zeros((len(self.drafters) + 1, 5), np.int64)
         kernels.count(self.nodes, np.array(chosen, np.int64), np.array(path, np.int64), self.bits(together), counts)
         found: list[list[int]] = counts.tolist()
@@ -194,8 +186,6 @@ class JointTree(Generic[Proposer]):
 
     def kinds(self) -> list[int]:
         """By node: whether other drafters propose the same, or something else after its parent."""
-        from augury.speculation import kernels
-
         own, parents = self.nodes[PROPOSERS, : self._n].tolist(), self.parents
         return [
             kernels.kind_of(each, kernels.proposers_after(self.nodes, self._n, at))
@@ -204,14 +194,10 @@ class JointTree(Generic[Proposer]):
 
     def teach(self, agreement: Agreement, emitted: Sequence[int]) -> None:
         """Let it learn from the emitted tokens."""
-        from augury.speculation import kernels
-
         kernels.learn_agreement(self.nodes, self._chances, self._n, np.array(emitted, np.int64), agreement.table)
 
     def best_path(self) -> list[int]:
         """The nodes from the history on, each time to the child that was drawn, or else to the one of the highest `reach`."""
-        from augury.speculation import kernels
-
         path = np.empty(self._n, np.int64)
         return path[: kernels.find_best_path(self.nodes, self._chances, self._n, path)].tolist()
 

@@ -1,5 +1,9 @@
 """The tables of compiled loops: a joint tree is two, its nodes and their chances; trials are counted by bucket."""
 
+from augury.compiled import ImportedLater
+
+kernels = ImportedLater("augury.speculation.kernels")
+
 TOKEN, PARENT, FIRST, PROPOSERS, IS_DRAWN = range(5)  # of a tree's nodes; drafters are bits; the first one by itself, too
 CHANCE, REACH = range(2)
 
