@@ -25,6 +25,7 @@ CAPABILITIES = ((8, 0), (9, 0), (10, 0))
 # `mix_streams` and norms there is one for each token. Most of these are what 8.0 takes, 9.0 and 10.0 take less
 MOST_REGISTERS = {
     "matrix": 128,
+    "halves": 128,
     "gated_1": 128,
     "gated": 208,
     "multiply": 112,
@@ -42,6 +43,7 @@ MOST_REGISTERS = {
 OTHERS_REGISTERS = 64
 MOST_SHARED = {
     "matrix": 34 << 10,
+    "halves": 34 << 10,
     "attend_latent": 36 << 10,
     "attend": 37 << 10,
 }  # bytes; from 9.0 on the system's own 1024 are among them
@@ -65,9 +67,12 @@ OF_MULTIPROCESSOR = 1 << 16  # registers
 LETTERS = {"i": 4, "r": 4}  # bytes of a kernel's parameters; all others are addresses
 # Products of two tokens, or of 32 in matrices, are by the same source as those of fewer and of more, whose registers theirs lie
 # between; of one type they are read all the same.
-BETWEEN = r"(?!multiply_Q4_K_)multiply_\S+_(2|matrix_32)"
+BETWEEN = r"(?!multiply_Q4_K_)multiply_\S+_(2|matrix_32|halves_(16|32))"
 # One kernel of so many is compiled for 10.0, too, by the same source as for 9.0.
 SOME = 4
+# Instructions of the inner loop of products of halves for 1024 weights, by tokens and words of kernels' names; an H100 reads so
+# many weights of Q4_K in the time of 184
+OF_LOOP = {8: {"Q4_K": 95, "IQ4": 184, "MXFP4": 184, "": 125}, 64: {"Q4_K": 140, "IQ4": 235, "MXFP4": 235, "": 200}}
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
 
 
@@ -105,6 +110,14 @@ def _problems_of_products(name, found):
         n_wanted = int(name.rpartition("_")[2]) // 8 * (2 if re.search(r"Q[236]_K", name) else 1)
         if found["matrix_products"] != n_wanted:
             yield f"{name} has {found['matrix_products']} matrix instructions of bytes, expected {n_wanted}"
+        return
+    if "_halves_" in name:
+        n_tokens = int(name.rpartition("_")[2])
+        if found["products_of_halves"] != 12 * n_tokens // 8:  # of two steps, and of one
+            yield f"{name} has {found['products_of_halves']} matrix instructions of halves, expected {12 * n_tokens // 8}"
+        most = next((bound for word, bound in OF_LOOP.get(n_tokens, {}).items() if word in name), 255)
+        if not 0 < (n := found["of_loop"] * n_tokens / 8) <= most:
+            yield f"{name} has {n} instructions for 1024 weights in its inner loop, expected {most} at most"
         return
     n_types = max(1, name.count("Q"))
     if found["wide_loads"] < WIDE_LOADS * n_types:
@@ -155,11 +168,19 @@ def report(kernels, some=1):
             kernel = by_name[name]
             facts, text = found[name], "\n".join(instructions.values())
             facts |= {what: len(re.findall(pattern, text)) for what, pattern in PATTERNS.items()}
-            facts |= {"early": [], "waitless": 0}
+            facts |= {"early": [], "waitless": 0, "of_loop": of_loop(instructions)}
             if first := FIRST_PARAMETER.get(capability[0]):
                 facts["early"], ends = early(instructions, places_of(kernel, first))
                 facts["waitless"] = len(ends)
     return told
+
+
+def of_loop(code):
+    """Instructions of the innermost loop with products of halves for each four of these, which are a step's of eight tokens."""
+    loops = [(int(m[1], 16), at) for at, each in code.items() if (m := re.search(r"\bBRA\b.*\b0x([0-9a-f]+)$", each))]
+    bodies = [[each for at, each in code.items() if begin <= at <= end] for begin, end in loops if begin <= end]
+    found = [(len(body), sum("HMMA" in each for each in body)) for body in bodies]
+    return min((4 * n / n_products for n, n_products in found if n_products), default=0)
 
 
 def places_of(kernel, place):

@@ -26,6 +26,11 @@ class NumbaCudaOptions:
     """Options of `numba-cuda`."""
 
     device: int = option(0, help="number of the GPU, as nvidia-smi lists them", ge=0)
+    products: str = option(
+        "bytes",
+        help="what activations are rounded to: bytes, or float16, which is more exact (weights, too); not yet timed on a GPU",
+        choices=("bytes", "halves"),
+    )
     graphs: bool = option(True, help="record each size of pass as a CUDA graph; off: launch kernel by kernel")
 
 
@@ -56,7 +61,8 @@ class NumbaCuda(Backend):
         lowering, counting = Lowering(plan, options), CountingDevice(self.options.device)
         check_types(file, lowering.plan)
         lowering.allocate(counting)
-        return (Allocation(PURPOSE, n_bytes_of(file, lowering.plan, counting.label), counting.label), *counting.table())
+        n_bytes = n_bytes_of(file, lowering.plan, counting.label, as_halves=self._has_halves)
+        return (Allocation(PURPOSE, n_bytes, counting.label), *counting.table())
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         from augury.backends.numba_cuda.lowering import Lowering  # which imports numba
@@ -74,10 +80,11 @@ class NumbaCuda(Backend):
         check_types(file, lowering.plan)
         parts = [part for part in lowering.plan.tensors() if isinstance(part, Linear | Matrices)]
         device = self._open()
-        own = [part for part in parts if lent(file, part.weight, device.label) is None]
+        own = [part for part in parts if lent(file, part.weight, device.label, as_halves=self._has_halves) is None]
         total = sum({part.weight: file.tensor(part.weight, part.shapes[part.weight]).n_bytes for part in own}.values())
         try:
-            lowering.place(device, Weights(file, device, total, options.threads, progress))
+            weights = Weights(file, device, total, options.threads, progress, as_halves=self._has_halves)
+            lowering.place(device, weights)
             device.prepare(lowering.kernels(), progress)
             named, info = plan.output.tokens, ModelInfo.of(file, plan)
             tokens = None if named is None else np.array(file.integers(named.weight, named.shape, info.n_vocab))
@@ -91,6 +98,10 @@ class NumbaCuda(Backend):
         except BaseException:
             device.close()
             raise
+
+    @property
+    def _has_halves(self) -> bool:
+        return self.options.products == "halves"
 
     def _open(self) -> Device:
         if probe.is_simulated():

@@ -8,10 +8,20 @@ from typing import Any
 from augury.backends.numba_cuda.device import Arguments, Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.formats import UNIT
+from augury.backends.numba_cuda.kernels.halves import halve_rows, slices_of
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.kernels.instructions import SIMULATED
-from augury.backends.numba_cuda.kernels.matmul import GATED_WARPS, MOST_CUTS, MULTIPLY, MULTIPLY_GATED, MULTIPLY_TWO
+from augury.backends.numba_cuda.kernels.matmul import (
+    GATED_WARPS,
+    MOST_CUTS,
+    MULTIPLY,
+    MULTIPLY_GATED,
+    MULTIPLY_TWO,
+    OF_ROUTES,
+    OF_TILES,
+)
 from augury.backends.numba_cuda.kernels.routes import CombineArgs
+from augury.backends.numba_cuda.kernels.stream import MULTIPLY_HALVES, STREAM_TILES
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import (
     MATRIX_ROWS,
@@ -20,7 +30,7 @@ from augury.backends.numba_cuda.kernels.tensor_cores import (
     MATRIX_TILES,
     MULTIPLY_MATRIX,
 )
-from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles
+from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, units_of
 from augury.backends.numba_cuda.weights import Matrix
 
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
@@ -33,6 +43,8 @@ WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
 
 def tile_of(matrix: Matrix, n_tokens: int, *, is_output: bool = False) -> int:
     """How many tokens share a reading of weights: as many as there are, unless there would be few blocks."""
+    if matrix.is_halved:
+        return _stream_tile(n_tokens)
     if matrix.format.is_float or n_tokens <= FEW_TOKENS:
         return next((each for each in TILES if each >= n_tokens), TILES[-1])
     if is_output:  # few tokens have logits, as a rule
@@ -42,10 +54,45 @@ def tile_of(matrix: Matrix, n_tokens: int, *, is_output: bool = False) -> int:
     return max(fitting, default=MATRIX_TILE)
 
 
+def _stream_tile(n_tokens: int) -> int:
+    return next((each for each in STREAM_TILES if each >= n_tokens), STREAM_TILES[-1])
+
+
+def launch_of_halving(matrix: Matrix, x: Operand, tiles: Tiles, which: int) -> Launch:
+    """The kernel that makes halves of rows for products with a matrix, and others of as many columns."""
+    n_steps, n_of_slice, n_slices = slices_of(matrix.n_cols)
+    given: Arguments = {
+        "x": x.floats,
+        "to": x.as_halves(tiles.n_places),
+        "width": x.width,
+        "size": UNIT * units_of(matrix.n_cols),
+    }
+    given |= {"n_steps": n_steps, "n_of_slice": n_of_slice, "which": which, "n_tokens": tiles.n_rows}
+    given |= {"n_most": tiles.n_most, "per_token": tiles.per_token}
+    return Launch.of(halve_rows, (tiles.n_rows, tiles.n), WARP * n_slices, tiles.at, **given)
+
+
+def launch_of_halves(matrix: Matrix, x: Operand, to: DeviceRows, column: int, tiles: Tiles, mode: int, which: int) -> Launch:
+    """The kernel of one matrix and rows that are halves; see `kernels.stream`."""
+    kernel = MULTIPLY_HALVES[matrix.format.name, _stream_tile(tiles.n_rows)]
+    given: Arguments = {
+        "w": matrix.arguments,
+        "x": x.as_halves(tiles.n_places),
+        "y": to.at,
+        "stride": to.width,
+        "column": column,
+    }
+    given |= {"mode": mode, "which": OF_TILES if which == OF_ROUTES else which}
+    grid, n_slices = (matrix.n_tiles, tiles.n), slices_of(matrix.n_cols)[2]
+    return Launch.of(kernel, grid, WARP * n_slices, tiles.at, **given)
+
+
 def launch_of(
     matrix: Matrix, x: Operand, to: DeviceRows, column: int, tiles: Tiles, mode: int, which: int, more: Arguments | None = None
 ) -> Launch:
     """The kernel of one matrix; see `kernels.matmul`, and of `more`, where products are combined, `kernels.routes`."""
+    if matrix.is_halved:
+        return launch_of_halves(matrix, x, to, column, tiles, mode, which)
     given: Arguments = {"w": matrix.arguments, "x": x.source(is_float=matrix.format.is_float)}
     given |= {"y": to.at, "stride": to.width, "column": column, "mode": mode, "which": which}
     if tiles.n_apart:
@@ -75,6 +122,8 @@ def launch_of_two(
 ) -> Launch | None:
     """The kernel of few tokens and two matrices, each with the column of its products, if there is one for their types."""
     (first, column), (other, other_column) = products
+    if first.is_halved or other.is_halved:
+        return None
     tile = tile_of(first, n_tokens)
     kernel = MULTIPLY_TWO.get((first.format.name, other.format.name, tile))
     if kernel is None or n_tokens > FEW_TOKENS:

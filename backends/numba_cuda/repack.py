@@ -12,12 +12,12 @@ from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_
 from augury.errors import UnsupportedError
 from augury.files.tensor_type import TensorType
 
-_MOST_WORDS = 1 << 32  # of a quantised type, which kernels count in 32 bits
-_PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that intermediate values stay in a core's cache
+MOST_WORDS = 1 << 32  # of a quantised type, which kernels count in 32 bits
+PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that intermediate values stay in a core's cache
 
 
 @frozen(eq=False)
-class _Units:
+class Units:
     """The contents of units (n, …) of a matrix: signed or unsigned integers below 256, and their factors."""
 
     weights: np.ndarray  # (n, 32) uint8, or of floats uint16 or uint32
@@ -46,13 +46,13 @@ def repack(kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int, threads
     rows, fmt = data.reshape(n_rows, -1), FORMATS[kind.name]
     n = n_units(n_rows, n_cols)
     n_words = fmt.n_words(n)
-    if n_words > _MOST_WORDS and not fmt.is_float:
+    if n_words > MOST_WORDS and not fmt.is_float:
         raise UnsupportedError(
             f"a matrix of {n_rows} x {n_cols} {kind.name} weights takes {4 * n_words / 2**30:.1f} GiB; expected "
-            f"{4 * _MOST_WORDS >> 30} GiB at most; take a file of fewer bits per weight, or --backend numba-cpu"
+            f"{4 * MOST_WORDS >> 30} GiB at most; take a file of fewer bits per weight, or --backend numba-cpu"
         )
     words = np.empty(n_words, np.uint32)
-    step = max(1, _PART_BYTES // max(1, rows.shape[1] * TILE_ROWS)) * TILE_ROWS
+    step = max(1, PART_BYTES // max(1, rows.shape[1] * TILE_ROWS)) * TILE_ROWS
     starts = range(0, n_rows, step)
 
     def part(start: int) -> None:
@@ -74,9 +74,9 @@ def _repack_rows(kind: TensorType, rows: np.ndarray, n_cols: int, words: np.ndar
         width = np.uint32 if kind.name == "F32" else np.uint16
         values = np.zeros((n_rows, columns * UNIT), width)
         values[:, :n_cols] = rows.view(width)
-        units = _Units(values.reshape(-1, UNIT))
+        units = Units(values.reshape(-1, UNIT))
     else:
-        units = _READERS[kind.name](rows.reshape(-1, kind.block_bytes))
+        units = READERS[kind.name](rows.reshape(-1, kind.block_bytes))
     n_tiles = (-(-n_rows // TILE_ROWS), -(-columns // TILE_UNITS))
 
     def put(to: np.ndarray, at: int, values: np.ndarray, per: int = 1) -> int:
@@ -93,7 +93,7 @@ def _repack_rows(kind: TensorType, rows: np.ndarray, n_cols: int, words: np.ndar
         return at + wide * (n // per)
 
     at, halves = 0, words.view(np.uint16)
-    for plane in _planes(fmt.n_main, fmt.n_high, units.weights):
+    for plane in planes_of(fmt.n_main, fmt.n_high, units.weights):
         at = put(words, at, plane)
     at *= 2
     if units.scales is not None:
@@ -103,7 +103,7 @@ def _repack_rows(kind: TensorType, rows: np.ndarray, n_cols: int, words: np.ndar
     halves[at:] = 0
 
 
-def _planes(n_main: int, n_high: int, weights: np.ndarray) -> list[np.ndarray]:
+def planes_of(n_main: int, n_high: int, weights: np.ndarray) -> list[np.ndarray]:
     """Weights (n, 32) as planes of four words, or of two, per unit, and one of their higher bits."""
     n = len(weights)
     if n_main >= 8:
@@ -150,20 +150,20 @@ def _unit_rows(data: np.ndarray, width: int, n_bits: int) -> np.ndarray:
     return (rows >> np.arange(0, 8, n_bits, dtype=np.uint8)[:, None] & (1 << n_bits) - 1).reshape(-1, UNIT)
 
 
-def _q2_k(blocks: np.ndarray) -> _Units:
+def _q2_k(blocks: np.ndarray) -> Units:
     scales = blocks[:, :16].reshape(-1, 2).astype(np.uint16)  # of 16 weights each: a scale, and one of the minimum
     first, second = scales[:, :1], scales[:, 1:]
     packed = first & 15 | (second & 15) << 4 | first >> 4 << 8 | second >> 4 << 12
-    return _Units(_unit_rows(blocks[:, 16:80], 32, 2), _halves(blocks, 80, 82), packed)
+    return Units(_unit_rows(blocks[:, 16:80], 32, 2), _halves(blocks, 80, 82), packed)
 
 
-def _q3_k(blocks: np.ndarray) -> _Units:
+def _q3_k(blocks: np.ndarray) -> Units:
     weights = _unit_rows(blocks[:, 32:96], 32, 2) | _unit_rows(blocks[:, :32], 32, 1) << 2
     packed = blocks[:, 96:108]
     upper = packed[:, 8:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3  # of scale 4 i + j the bits i of byte j
     lower = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
     scales = (lower | upper.swapaxes(1, 2).reshape(-1, 16) << 4).astype(np.int8) - np.int8(32)
-    return _Units(weights, _halves(blocks, 108), _pairs(scales))
+    return Units(weights, _halves(blocks, 108), _pairs(scales))
 
 
 def _pairs(scales: np.ndarray) -> np.ndarray:
@@ -179,45 +179,45 @@ def _six_bit_scales(packed: np.ndarray) -> np.ndarray:
     return np.stack([scales, least], axis=2).view(np.uint16).reshape(-1, 1)
 
 
-def _q4_k(blocks: np.ndarray) -> _Units:
-    return _Units(_unit_rows(blocks[:, 16:], 32, 4), _halves(blocks, 0, 2), _six_bit_scales(blocks[:, 4:16]))
+def _q4_k(blocks: np.ndarray) -> Units:
+    return Units(_unit_rows(blocks[:, 16:], 32, 4), _halves(blocks, 0, 2), _six_bit_scales(blocks[:, 4:16]))
 
 
-def _q5_k(blocks: np.ndarray) -> _Units:
+def _q5_k(blocks: np.ndarray) -> Units:
     weights = _unit_rows(blocks[:, 48:], 32, 4) | _unit_rows(blocks[:, 16:48], 32, 1) << 4
-    return _Units(weights, _halves(blocks, 0, 2), _six_bit_scales(blocks[:, 4:16]))
+    return Units(weights, _halves(blocks, 0, 2), _six_bit_scales(blocks[:, 4:16]))
 
 
-def _q6_k(blocks: np.ndarray) -> _Units:
+def _q6_k(blocks: np.ndarray) -> Units:
     weights = _unit_rows(blocks[:, :128], 64, 4) | _unit_rows(blocks[:, 128:192], 32, 2) << 4
-    return _Units(weights, _halves(blocks, 208), _pairs(blocks[:, 192:208]))
+    return Units(weights, _halves(blocks, 208), _pairs(blocks[:, 192:208]))
 
 
-def _iq4_xs(blocks: np.ndarray) -> _Units:
+def _iq4_xs(blocks: np.ndarray) -> Units:
     low = _split_nibbles(blocks[:, 4:8, None]).reshape(-1, 8)  # scale 2 i and 2 i + 1 in byte i
     high = _halves(blocks, 2) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales = (low | high.astype(np.uint8) << 4).astype(np.int8) - np.int8(32)
-    return _Units(_unit_rows(blocks[:, 8:], 16, 4), _halves(blocks, 0), _pairs(scales.repeat(2, axis=1)))
+    return Units(_unit_rows(blocks[:, 8:], 16, 4), _halves(blocks, 0), _pairs(scales.repeat(2, axis=1)))
 
 
-def _mxfp4(blocks: np.ndarray) -> _Units:
+def _mxfp4(blocks: np.ndarray) -> Units:
     exponents = blocks[:, :1].astype(np.uint16)  # 2^(e - 128), of the smallest two a denormal: the upper half of a float32
     factors = np.where(exponents < 2, np.uint16(0x20) << exponents, (exponents - np.uint16(1)) << 7).astype(np.uint16)
-    return _Units(_split_nibbles(blocks[:, 1:]), factors)
+    return Units(_split_nibbles(blocks[:, 1:]), factors)
 
 
-_READERS: dict[str, Callable[[np.ndarray], _Units]] = {
-    "Q8_0": lambda blocks: _Units(blocks[:, 2:], _halves(blocks, 0)),
-    "Q4_0": lambda blocks: _Units(_split_nibbles(blocks[:, 2:]), _halves(blocks, 0)),
-    "Q4_1": lambda blocks: _Units(_split_nibbles(blocks[:, 4:]), _halves(blocks, 0, 2)),
-    "Q5_0": lambda blocks: _Units(_split_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2), _halves(blocks, 0)),
-    "Q5_1": lambda blocks: _Units(_split_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4), _halves(blocks, 0, 2)),
+READERS: dict[str, Callable[[np.ndarray], Units]] = {
+    "Q8_0": lambda blocks: Units(blocks[:, 2:], _halves(blocks, 0)),
+    "Q4_0": lambda blocks: Units(_split_nibbles(blocks[:, 2:]), _halves(blocks, 0)),
+    "Q4_1": lambda blocks: Units(_split_nibbles(blocks[:, 4:]), _halves(blocks, 0, 2)),
+    "Q5_0": lambda blocks: Units(_split_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2), _halves(blocks, 0)),
+    "Q5_1": lambda blocks: Units(_split_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4), _halves(blocks, 0, 2)),
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-    "IQ4_NL": lambda blocks: _Units(_split_nibbles(blocks[:, 2:]), _halves(blocks, 0)),
+    "IQ4_NL": lambda blocks: Units(_split_nibbles(blocks[:, 2:]), _halves(blocks, 0)),
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }

@@ -8,11 +8,17 @@ from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Pointer
 from augury.backends.numba_cuda.kernels.formats import UNIT
+from augury.backends.numba_cuda.kernels.halves import GROUP, STEP, RowsArgs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import OF_TILES
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES, SourceArgs
 from augury.blocks import Norm
+
+
+def halves_bytes(width: int) -> int:
+    """Bytes of as many halves in whole steps, see `kernels.halves`."""
+    return 2 * STEP * -(-width // STEP)
 
 
 def units_of(n: int) -> int:
@@ -57,6 +63,11 @@ class Operand:
         """The arguments of kernels that multiply it with weights that are floats, or with others."""
         return SourceArgs(self.floats if is_float else self.quantised, self.factors, self.sums, self.halves)
 
+    def as_halves(self, n_rows: int) -> Any:
+        """The arguments of kernels that make halves of so many rows, in place of bytes and factors, or multiply these."""
+        assert self.quantised is not self.floats, "rows that have no room for halves"
+        return RowsArgs(self.quantised, self.factors, -(-n_rows // GROUP))
+
     def after(self, n: int) -> Operand:
         """The memory after n whole rows."""
         size, n_units = n * self.width, n * self.width // UNIT
@@ -79,6 +90,11 @@ class Tiles:
     n_most: int = 0  # rows that routes have room for
     per_token: int = 0  # rows of routes that a token has
     which: int = OF_TILES
+
+    @property
+    def n_places(self) -> int:
+        """How many rows there may be, of all tiles."""
+        return self.n_most or self.n * self.n_rows
 
     @property
     def n_apart(self) -> int:

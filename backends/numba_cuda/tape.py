@@ -20,8 +20,8 @@ from augury.backends.numba_cuda.kernels.norm import NormedArgs, PartArgs, blend_
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine_rows
 from augury.backends.numba_cuda.kernels.splits import SPLIT
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
-from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_gated, launch_of_two, tile_of
-from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, units_of
+from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_gated, launch_of_halving, launch_of_two, tile_of
+from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, halves_bytes, units_of
 from augury.backends.numba_cuda.weights import Matrix, Weights
 from augury.blocks import Activation, GateKind, Linear, Matrices, Norm
 from augury.lowering import Value
@@ -117,7 +117,7 @@ class Tape:
     def operand_buffers(name: str, width: int, n_rows: int = MAX_TOKENS) -> dict[str, int]:
         """Bytes of the operand of a name; a row is `width` values."""
         width = UNIT * units_of(width)
-        rows = (4 * width, width, *(n * width // UNIT for n in (4, 4, 8)))
+        rows = (4 * width, halves_bytes(width), *(n * width // UNIT for n in (4, 4, 8)))  # bytes, or halves in their place
         return {f"{name} as {kind}": n_rows * n_bytes for kind, n_bytes in zip(_OPERAND, rows, strict=True)}
 
     def launch(self, kernel: Kernel, grid: tuple[int, ...], n_threads: int, **arguments: Any) -> None:
@@ -284,9 +284,10 @@ class Tape:
         self, x: Operand, matrices: Sequence[tuple[Matrix, int]], to: DeviceRows, *, adds: bool = False, is_output: bool = False
     ) -> None:
         """Multiply rows by matrices, one after the other: of all tokens, or of tokens that have logits."""
+        which = OF_OUTPUT if is_output else OF_TOKENS
+        self._halve(x, [matrix for matrix, _ in matrices], is_output=is_output)
         for matrix, column in matrices:
             tiles = self._tiles(matrix, is_output=is_output)
-            which = OF_OUTPUT if is_output else OF_TOKENS
             more = {"parts": self.buffers["parts of products"], "counters": self.buffers["counters"]} if tiles.n_apart else None
             self.steps.append(launch_of(matrix, x, to, column, tiles, ADD if adds else STORE, which, more))
 
@@ -308,7 +309,13 @@ class Tape:
         else:
             found = self.weights.products([(part, i * size) for i, part in enumerate(parts) if isinstance(part, Linear)])
         matrix, which = found[0][0], OF_TOKENS if tiles is None else tiles.which
-        if len(found) != 1 or size % TILE_ROWS or matrix.n_cuts > 1 or (tiles is not None and tiles.n_apart):
+        if (
+            len(found) != 1
+            or size % TILE_ROWS
+            or matrix.is_halved
+            or matrix.n_cuts > 1
+            or (tiles is not None and tiles.n_apart)
+        ):
             return False
         if tiles is None and matrix.n_rows * matrix.n_cols > _MOST_GATED:
             return False
@@ -323,7 +330,7 @@ class Tape:
     def multiply_heads(self, x: Operand, part: Matrices, to: Operand, tiles: Tiles) -> bool:
         """Multiply heads' few rows by a matrix each, and put a token's products side by side, if one launch can do both."""
         ((matrix, _),) = self.weights.several([part])
-        if part.n_out % UNIT or matrix.n_cuts > 1 or tiles.n > part.n or self.size.n_tokens > FEW_TOKENS:
+        if part.n_out % UNIT or matrix.is_halved or matrix.n_cuts > 1 or tiles.n > part.n or self.size.n_tokens > FEW_TOKENS:
             return False
         params, target = GateArgs(NOT_ACTIVATED, limit=math.inf), evolve(to, width=part.n_out).target
         self.steps.append(launch_of_gated(matrix, x, target, part.n, tiles, OF_TILES, params))
@@ -331,7 +338,9 @@ class Tape:
 
     def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: DeviceRows, tiles: Tiles) -> None:
         """Multiply rows by matrices that their tiles choose, and store the products side by side."""
-        for matrix, column in self.weights.several(parts):
+        found = self.weights.several(parts)
+        self._halve(x, [matrix for matrix, _ in found], tiles)
+        for matrix, column in found:
             self.steps.append(launch_of(matrix, x, to, column, tiles, STORE, tiles.which))
 
     def multiply_combined(
@@ -339,14 +348,23 @@ class Tape:
     ) -> None:
         """Multiply rows by matrices that routes choose, and add up the rows of a token; see `routes.CombineArgs`."""
         params = CombineArgs(n_most=tiles.n_most, k=tiles.per_token, **combined)
-        if tiles.n_apart:
+        ((matrix, column),) = self.weights.several([part])
+        if tiles.n_apart or matrix.is_halved:
             self.multiply_tiles(x, [part], rows, tiles)
             grid = (warps_of(units_of(rows.width)), self.size.n_tokens)
             self.launch(combine_rows, grid, WARP * WARPS, routes=tiles.at, rows=rows.at, stride=rows.width, params=params)
             return
-        ((matrix, column),) = self.weights.several([part])
         more = {"combined": params, "counters": self.buffers["counters"]}
         self.steps.append(launch_of(matrix, x, rows, column, tiles, COMBINED, OF_TILES, more))
+
+    def _halve(self, x: Operand, matrices: Sequence[Matrix], tiles: Tiles | None = None, *, is_output: bool = False) -> None:
+        """Write that halves are made of rows, or of those of tiles, if there are matrices that are multiplied with halves."""
+        halved = next((matrix for matrix in matrices if matrix.is_halved), None)
+        if halved is None:
+            return
+        which = tiles.which if tiles is not None else OF_OUTPUT if is_output else OF_TOKENS
+        tiles = tiles or self._tiles(halved, is_output=is_output)
+        self.steps.append(launch_of_halving(halved, x, tiles, which))
 
     def _tiles(self, matrix: Matrix, *, is_output: bool = False) -> Tiles:
         """The rows of a pass, as many at once as share a reading of weights."""

@@ -12,10 +12,13 @@ from attrs import frozen
 
 from augury.backends.numba_cuda.device import Device, Pointer
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT, Format
+from augury.backends.numba_cuda.kernels.halves import MATRIX_ROWS, slices_of
 from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, HAS_SCALES, MOST_CUTS
 from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, RMS, NormArgs
+from augury.backends.numba_cuda.kernels.stream import HALVED, HalvesArgs
 from augury.backends.numba_cuda.kernels.sums import MatrixArgs
 from augury.backends.numba_cuda.repack import n_units, repack
+from augury.backends.numba_cuda.repack_halves import n_words_of, repack_halves
 from augury.blocks import Convolution, Integers, Linear, Matrices, ModelPlan, Norm, NormKind, RowSelection, Vector
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
@@ -45,6 +48,7 @@ class Matrix:
     # of some rows of another matrix: its units, among whose planes they are, and its cuts, which fix the order of additions
     n_given: int | None = None
     cuts: int | None = None
+    is_halved: bool = False  # `words` are what `kernels.stream` multiplies
 
     @property
     def n_units(self) -> int:
@@ -57,9 +61,14 @@ class Matrix:
         return -(-self.n_units // TILE_UNITS)
 
     @property
+    def tile_rows(self) -> int:
+        """Rows of a tile."""
+        return MATRIX_ROWS if self.is_halved else TILE_ROWS
+
+    @property
     def n_tiles(self) -> int:
         """Tiles below each other."""
-        return -(-self.n_rows // TILE_ROWS)
+        return -(-self.n_rows // self.tile_rows)
 
     @property
     def n(self) -> int:
@@ -72,7 +81,7 @@ class Matrix:
         if self.cuts is not None:
             return self.cuts
         n_cuts, n_warps = 1, self.n_tiles
-        if self.n_alike > 1:  # of which several are read at once
+        if self.n_alike > 1 or self.is_halved:  # of which several are read at once; whose slices are as good
             return 1
         while n_cuts < MOST_CUTS and n_cuts * n_warps < _WARPS_ENOUGH and self.n_steps >= 2 * n_cuts * _STEPS_OF_CUT:
             n_cuts *= 2
@@ -82,6 +91,8 @@ class Matrix:
     def arguments(self) -> Any:
         """The arguments of kernels."""
         has_bias = 0 if self.bias is None else HAS_SCALES if self.has_scales else HAS_BIAS
+        if self.is_halved:
+            return HalvesArgs(self.words, self.bias, self.n_rows, *slices_of(self.n_cols)[:2], has_bias, self.scale)
         sizes = (self.n_rows, self.n_units, self.n_steps, self.n, self.n_cuts)
         return MatrixArgs(self.words, self.bias, *sizes, has_bias, self.scale)
 
@@ -108,27 +119,31 @@ def check_types(file: ModelFile, plan: ModelPlan) -> None:
                 )
 
 
-def lent(file: ModelFile, name: str, device: str) -> Pointer | None:
-    """A matrix that a draft model's file borrows, as the target has it on the same device."""
+def lent(file: ModelFile, name: str, device: str, *, as_halves: bool) -> Pointer | None:
+    """A matrix that a draft model's file borrows, as the target has it on the same device, if it is multiplied alike."""
     owner, own = file.owner(name)
-    return None if owner is file else owner.in_memory.get(_place(own, device))
+    return None if owner is file else owner.in_memory.get(_place(own, device, as_halves=as_halves))
 
 
-def _place(name: str, device: str) -> tuple[str, str]:
+def _place(name: str, device: str, *, as_halves: bool) -> tuple[str, str]:
     """The name of a matrix on a device for `ModelFile.in_memory`."""
-    return f"numba-cuda {device}", name
+    return f"numba-cuda {device}{' as halves' if as_halves else ''}", name
 
 
-def n_bytes_of(file: ModelFile, plan: ModelPlan, device: str) -> int:
-    """About the bytes of a plan's weights on a device, without lent ones."""
+def n_bytes_of(file: ModelFile, plan: ModelPlan, device: str, *, as_halves: bool) -> int:
+    """About the bytes of a plan's weights on a device, without lent ones; see `Weights` for both."""
     n_words = 0
     for part in dict.fromkeys(plan.tensors()):
         if isinstance(part, Linear | Matrices):
-            if lent(file, part.weight, device) is not None:
+            if lent(file, part.weight, device, as_halves=as_halves) is not None:
                 continue
             kind = file.tensor(part.weight, part.shapes[part.weight]).type.name
             stored = FORMATS["F32" if getattr(part, "is_transposed", False) else kind]
-            n_words += getattr(part, "n", 1) * stored.n_words(n_units(part.n_out, part.n_in))
+            is_halved = as_halves and stored.name in HALVED
+            n_of_one = (
+                n_words_of(stored, part.n_out, part.n_in) if is_halved else stored.n_words(n_units(part.n_out, part.n_in))
+            )
+            n_words += getattr(part, "n", 1) * n_of_one
         else:
             n_words += sum(math.prod(shape) for shape in part.shapes.values())
     return 4 * n_words
@@ -137,8 +152,18 @@ def n_bytes_of(file: ModelFile, plan: ModelPlan, device: str) -> int:
 class Weights:
     """Reads the weights of blocks from a model file, once: they stay when the file is closed."""
 
-    def __init__(self, file: ModelFile, device: Device, total: int, threads: int | None, progress: Progress) -> None:
-        self._file, self._device = file, device
+    def __init__(
+        self,
+        file: ModelFile,
+        device: Device,
+        total: int,
+        threads: int | None,
+        progress: Progress,
+        *,
+        as_halves: bool = False,
+    ) -> None:
+        """Read from a file for a device, of `total` bytes; products are of halves, see `kernels.stream`, or of bytes."""
+        self._file, self._device, self._as_halves = file, device, as_halves
         self._held: dict[Hashable, Pointer] = {}
         self._types: dict[str, TensorType] = {}
         self._joined: dict[Matrices, Linear] = {}
@@ -181,8 +206,12 @@ class Weights:
         return True
 
     def is_float(self, part: Linear | Matrices) -> bool:
-        """Whether a matrix is multiplied with floats."""
-        return FORMATS[self._type(part).name].is_float
+        """Whether a matrix is multiplied with floats, or with halves, which are made of floats."""
+        return FORMATS[self._type(part).name].is_float or self.is_halved(part)
+
+    def is_halved(self, part: Linear | Matrices) -> bool:
+        """Whether a matrix is multiplied with halves."""
+        return self._is_halved(self._type(part))
 
     def vector(self, vector: Vector) -> Pointer:
         """A vector as float32."""
@@ -261,33 +290,37 @@ class Weights:
         bias = None
         if any(each.bias for each in group):
             bias = self._hold(("bias", *key), lambda: below([self._bias(each) for each in group]))
-        return Matrix(FORMATS[kind.name], self._held_or_lent(key, words), n_rows, first.n_in, first.scale, bias)
+        at, is_halved = self._held_or_lent(key, words), self._is_halved(kind)
+        return Matrix(FORMATS[kind.name], at, n_rows, first.n_in, first.scale, bias, is_halved=is_halved)
 
     def _several(self, group: Sequence[Matrices]) -> Matrix:
         first, kind = group[0], self._type(group[0])
         others = [self._joined[part] for part in group if part in self._joined]
-        n_rows = sum(part.n_out for part in group)
+        n_rows, is_halved = sum(part.n_out for part in group), self._is_halved(kind)
 
         def words() -> np.ndarray:
             data = np.concatenate([self._rows_of_each(part) for part in group], axis=1)
             if others:
                 data = np.concatenate([data, np.concatenate([self._rows(each) for each in others])[None]])
-            data = np.pad(data, ((0, 0), (0, -n_rows % TILE_ROWS), (0, 0)))
+            data = np.pad(data, ((0, 0), (0, -n_rows % (MATRIX_ROWS if is_halved else TILE_ROWS)), (0, 0)))
             return self._repacked(kind, data, data.shape[0] * data.shape[1], first.n_in)
 
         key, bias = tuple(group), None
         has_scales = any(part.scales for part in group)
         if has_scales or any(part.bias for part in group):
             bias = self._hold(("bias", key), lambda: self._biases(group, has_scales=has_scales))
-        return Matrix(
-            FORMATS[kind.name], self._hold(key, words), n_rows, first.n_in, 1.0, bias, first.n + bool(others), has_scales
-        )
+        stored = FORMATS[kind.name], self._hold(key, words), n_rows, first.n_in, 1.0, bias
+        return Matrix(*stored, first.n + bool(others), has_scales, is_halved=is_halved)
 
     def _repacked(self, kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int) -> np.ndarray:
         """The words of rows of bytes."""
         self._done += data.nbytes
         self._progress("load weights", self._done, self._total)
-        return repack(kind, data.reshape(-1), n_rows, n_cols, self._threads)
+        made = repack_halves if self._is_halved(kind) else repack
+        return made(kind, data.reshape(-1), n_rows, n_cols, self._threads)
+
+    def _is_halved(self, kind: TensorType) -> bool:
+        return self._as_halves and kind.name in HALVED
 
     def _rows_of_each(self, part: Matrices) -> np.ndarray:
         """The bytes of the rows of each of several matrices, (n, n_out, bytes)."""
@@ -333,7 +366,8 @@ class Weights:
             return self._hold(key, make)
         file, name, device = self._file, key[0][0], self._device.label
         owner, own = file.owner(name)
-        held = owner.in_memory[_place(own, device)] = lent(file, name, device) or self._hold(key, make)
+        there = lent(file, name, device, as_halves=self._as_halves)
+        held = owner.in_memory[_place(own, device, as_halves=self._as_halves)] = there or self._hold(key, make)
         return held
 
     def _hold(self, key: Hashable, make: Callable[[], np.ndarray]) -> Pointer:

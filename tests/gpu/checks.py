@@ -24,12 +24,14 @@ from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.attention import ATTEND
 from augury.backends.numba_cuda.kernels.experts import route
 from augury.backends.numba_cuda.kernels.formats import FORMATS
+from augury.backends.numba_cuda.kernels.halves import halve_rows
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.kernels.latent import merge_latents
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY
 from augury.backends.numba_cuda.kernels.norm import norm_rows
 from augury.backends.numba_cuda.kernels.routes import gather_rows
+from augury.backends.numba_cuda.kernels.stream import HALVED, MULTIPLY_HALVES, STREAM_TILES
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE, MATRIX_TILES, MULTIPLY_MATRIX
 from augury.batch import Batch
@@ -79,7 +81,8 @@ LATENTS = (128, 512, 64, 2000)  # heads, what is kept of a position, what of tha
 def products():
     """Every kernel of products against float64, and against the others of its type, at a size of a real layer."""
     gpu, figures = Gpu(0), {}
-    gpu.prepare([norm_rows, route, gather_rows, *MULTIPLY.values(), *MULTIPLY_MATRIX.values()], Progress())
+    kernels = [*MULTIPLY.values(), *MULTIPLY_MATRIX.values(), *MULTIPLY_HALVES.values()]
+    gpu.prepare([norm_rows, route, gather_rows, halve_rows, *kernels], Progress())
     for name, fmt in FORMATS.items():
         few, many = (Product(gpu, name, n, *PRODUCT) for n in (FEW_TOKENS, 64))
         found = [few.by(tile, n_cuts=n_cuts) for n_cuts in (1, 4) for tile in TILES]
@@ -97,6 +100,13 @@ def products():
             assert np.array_equal(by_bytes, by_tensor_cores), f"{name}: tensor cores differ for experts"
             figures[name] = max(figures[name], float(np.abs(many.by(32) - many.right).max() / np.abs(many.right).max()))
         assert figures[name] < 1e-5, (name, figures[name])
+        if name in HALVED:
+            by_halves = many.by_halves(64)
+            for n in (1, *STREAM_TILES[:-1]):
+                assert np.array_equal(many.by_halves(n), by_halves[:n]), f"{name}: {n} tokens as halves differ from 64"
+            error = np.sqrt(((by_halves - many.exact) ** 2).mean() / (many.exact**2).mean())
+            figures[f"{name} as halves"] = float(error)
+            assert error < 1e-3, (name, error)
     gpu.close()
     return {"largest error": figures}
 
@@ -214,16 +224,17 @@ def _where_they_differ(model, tokens):
 
 def invariance():
     """A token alone, and among 1 to 64 at each place or 255, beside another slot, at any cut, with graphs and without."""
-    return {f"rows compared of {shape.name}": _n_compared(shape) for shape in (TINY, TINY_MIXTURE)}
+    kinds = [(shape, products) for products in ("bytes", "halves") for shape in (TINY, TINY_MIXTURE)]
+    return {f"rows compared of {shape.name}, {products}": _n_compared(shape, products) for shape, products in kinds}
 
 
-def _n_compared(shape):
+def _n_compared(shape, products):
     file = random_model(shape, Q4_K_M)
     tokens = np.random.default_rng(3).integers(0, TINY.n_vocab, 700).astype(np.int32)
     n_compared = 0
     whole = None
     for graphs in (True, False):
-        model = load(file, n_ctx=1024, n_slots=2, graphs=graphs)
+        model = load(file, n_ctx=1024, n_slots=2, graphs=graphs, products=products)
         rows = model.forward(Batch.chain(tokens)).rows().copy()
         assert whole is None or np.array_equal(rows, whole), "graphs and single launches differ"
         whole = rows

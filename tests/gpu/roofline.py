@@ -1,6 +1,7 @@
 """The least time of every launch of a pass: the slowest of bytes from memory, bytes from L2 and instructions, and its own.
 
-    python tests/gpu/roofline.py OUT.json
+    python tests/gpu/roofline.py OUT.json            of products of bytes
+    python tests/gpu/roofline.py OUT.json halves     of halves, see docs/cuda.md
 
 Kernels are compiled for 9.0, without a GPU, or taken from the cache of machine code. Launches are those of the models that
 docs/benchmarks.md measures. What a loop of products issues is read from machine code; of other kernels all code is counted
@@ -77,7 +78,7 @@ def arguments_of(launch: Launch) -> list[tuple[str, object]]:
 
 def weights_of(launch: Launch) -> int:
     """The bytes of the matrices that a launch multiplies by."""
-    return sum(value.buffer.n_bytes for name, value in arguments_of(launch) if name == "MatrixArgs.words")
+    return sum(value.buffer.n_bytes for name, value in arguments_of(launch) if name in ("MatrixArgs.words", "HalvesArgs.words"))
 
 
 def code_of(instructions: dict[int, str]) -> Code:
@@ -102,9 +103,10 @@ def bound_of(launch: Launch, code: Code, n_tokens: int, cache_bytes: int) -> tup
     given, n_blocks = arguments_of(launch), launch.grid[0] * launch.grid[1] * launch.grid[2]
     n_warps, numbers = launch.n_threads // 32, dict(given)
     if n_bytes := weights_of(launch):
-        sizes = ([value for name, value in given if name == f"MatrixArgs.{field}"] for field in ("n_rows", "n_units"))
-        n_weights = sum(n_rows * 32 * n_units for n_rows, n_units in zip(*sizes, strict=True))
-        row_bytes = _X_BYTES * 32 * numbers["MatrixArgs.n_units"] * n_tokens
+        kind, field, size = ("HalvesArgs", "n_steps", 64) if "HalvesArgs.words" in numbers else ("MatrixArgs", "n_units", 32)
+        sizes = ([value for name, value in given if name == f"{kind}.{each}"] for each in ("n_rows", field))
+        n_weights = sum(n_rows * size * n for n_rows, n in zip(*sizes, strict=True))
+        row_bytes = (2 if kind == "HalvesArgs" else _X_BYTES) * size * numbers[f"{kind}.{field}"] * n_tokens
         tile = int(re.search(r"_(\d+)$", launch.kernel.name)[1])
         instructions = code.per_product * n_weights * tile * -(-n_tokens // tile)
         return "products", _bound(n_bytes, n_bytes + launch.grid[0] * row_bytes, instructions, n_blocks)
@@ -122,19 +124,25 @@ def _bound(memory: float, l2: float, instructions: float, n_blocks: int) -> Boun
     return Bound(memory / MEMORY, l2 / L2, instructions * share / 4 / CLOCK)
 
 
-def lowered(shape):
+def lowered(shape, *, as_halves=False):
     """The lowering of a random model in Q4_K_M, whose matrices have their sizes and no memory."""
     from oracles.cuda_launches import Counted, placed
 
+    from augury.backends.numba_cuda.repack_halves import n_words_of
     from gpu.models import Q4_K_M, random_model
 
     class Sized(Counted):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self._as_halves = as_halves
+
         def _type(self, part):
             return self._file.tensors[part.weight].type
 
         def _matrix(self, group):
             made = super()._matrix(group)
-            return evolve(made, words=Pointer(Buffer(4 * made.format.n_words(made.n))))
+            n = n_words_of(made.format, made.n_rows, made.n_cols) if made.is_halved else made.format.n_words(made.n)
+            return evolve(made, words=Pointer(Buffer(4 * n)))
 
     return placed(random_model(shape, Q4_K_M, is_hollow=True), CountingDevice(), {}, n_ctx=1024, weights=Sized)
 
@@ -160,13 +168,13 @@ def codes_of(kernels) -> dict[str, Code]:
     return dict(zip(binaries, map(code_of, disassembled(codes, (9, 0))), strict=True))
 
 
-def sums() -> dict[str, dict[str, float]]:
+def sums(*, as_halves=False) -> dict[str, dict[str, float]]:
     """Microseconds of passes by model and tokens, those of each stage and how many launches there are."""
     from gpu.models import LARGE, MIDDLE, SMALL
 
     passes = {}
     for shape in (SMALL, MIDDLE, LARGE):
-        lowering = lowered(shape)
+        lowering = lowered(shape, as_halves=as_halves)
         passes |= {(shape, n): launches_of(lowering, shape, n) for n in SIZES}
     codes = codes_of(list(dict.fromkeys(launch.kernel for launches in passes.values() for launch in launches)))
     found = {}
@@ -183,4 +191,4 @@ def sums() -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(sums(), indent=1) + "\n")
+    Path(sys.argv[1]).write_text(json.dumps(sums(as_halves="halves" in sys.argv[2:]), indent=1) + "\n")

@@ -292,6 +292,7 @@ PARTS = (
     launches,
     *turns.PARTS,
     kernels,
+    turns.halves,
     *probes.PARTS,
     turns.contexts,
     turns.cpu_threads,

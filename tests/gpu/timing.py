@@ -49,9 +49,9 @@ def speeds_of(model, *, sizes=SIZES, prompts=PROMPTS, n_decoded=200, after=AFTER
     return figures
 
 
-def kernels_of(shape, sizes):
+def kernels_of(shape, sizes, **given):
     """Microseconds of a model's launches, by tokens and those that are alike, and gigabytes of weights per second."""
-    model, figures = load(random_model(shape, Q4_K_M)), {}
+    model, figures = load(random_model(shape, Q4_K_M), **given), {}
     lowering, gpu = model._lowering, model._device
     for n in sizes:
         model.forward(Batch.chain(np.arange(n), start=BEFORE)).wait()  # which tells what the programs below are over

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from gpu import llama
 from gpu.models import LARGE, MIDDLE, Q4_K_M, SMALL, load, random_model, write
-from gpu.timing import AFTER, PROMPTS, SIZES, speeds_of
+from gpu.timing import AFTER, PROMPTS, SIZES, kernels_of, speeds_of
 
 THREADS = (1, 2, 4, 8, 16)
 _N_CTX = 32_768
@@ -29,6 +29,15 @@ def middle():
 def large():
     """A model of 8 billion weights."""
     yield from _turns(LARGE)
+
+
+def halves():
+    """The same models by both kinds of products in turns, and each kernel of 1.5 billion weights multiplied as halves."""
+    for shape in (MIDDLE, LARGE, SMALL):
+        file = random_model(shape, Q4_K_M)
+        for i, products in enumerate(("bytes", "halves", "bytes")):
+            yield {f"{shape.name}, {products}{' again' * (i > 1)}": _turn(file, products=products)}
+    yield {f"kernels of {MIDDLE.name}": kernels_of(MIDDLE, (1, 8, 64), products="halves")}
 
 
 def contexts():
@@ -81,9 +90,9 @@ def _turns(shape):
     yield {"augury again": _turn(file)}
 
 
-def _turn(file):
+def _turn(file, **given):
     begun = time.perf_counter()
-    model = load(file)
+    model = load(file, **given)
     loaded_s = round(time.perf_counter() - begun, 1)
     try:
         return speeds_of(model) | {"loaded in s": loaded_s}

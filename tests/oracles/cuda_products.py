@@ -11,15 +11,17 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.experts import SOFTMAX, RouteArgs, route
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_ROWS, MAX_TOKENS, N_ROWS, SIZE, TOKENS
-from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MULTIPLY, OF_TILES, STORE
+from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MULTIPLY, OF_TILES, OF_TOKENS, STORE
 from augury.backends.numba_cuda.kernels.norm import RMS, NormArgs, NormedArgs, norm_rows
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.routes import PLACES, SECTIONS, gather_rows
+from augury.backends.numba_cuda.kernels.stream import HALVED
 from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILE, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.passes import DevicePass
-from augury.backends.numba_cuda.products import SPLIT_BUFFERS, launch_of
+from augury.backends.numba_cuda.products import SPLIT_BUFFERS, launch_of, launch_of_halving, tile_of
 from augury.backends.numba_cuda.repack import n_units, repack
+from augury.backends.numba_cuda.repack_halves import repack_halves
 from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles
 from augury.backends.numba_cuda.weights import Matrix
 from augury.files.tensor_type import TensorType
@@ -51,6 +53,7 @@ class Product:
 
     Attributes:
         right: What the products are by float64, of what was quantised: (n_tokens, n_rows).
+        exact: What they are of rows before that.
     """
 
     def __init__(self, device, name, n_tokens, n_rows, n_cols):
@@ -61,6 +64,8 @@ class Product:
         x = rng.standard_normal((n_tokens, n_cols), np.float32) * np.float32(2)
         most = np.zeros((MAX_TOKENS, n_cols), np.float32)
         arrays = {"w": repack(TensorType[name], data.reshape(-1), n_rows, n_cols), "bias": bias, "x": x}
+        if name in HALVED:
+            arrays["halved"] = repack_halves(TensorType[name], data.reshape(-1), n_rows, n_cols, threads=2)
         arrays |= {"weight": np.ones(n_cols, np.float32), "y": np.zeros((MAX_TOKENS, n_rows), np.float32)}
         arrays |= dict.fromkeys(("floats", "bytes", "factors", "sums", "halves"), most)
         arrays["inputs"] = np.array([n_tokens, n_tokens, *[0] * (SIZE - 2)], np.int32)
@@ -75,7 +80,8 @@ class Product:
         normed = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-6)
         fed = self._read("floats", (n_tokens, n_cols)) if self.fmt.is_float else self._rounded()
         assert np.abs(fed - normed).max() <= np.abs(normed).max() / (1e5 if self.fmt.is_float else 127)
-        self.right = 0.5 * (fed.astype(np.float64) @ weights.astype(np.float64).T) + bias
+        floats, weights = self._read("floats", (n_tokens, n_cols)).astype(np.float64), weights.astype(np.float64)
+        self.right, self.exact = (0.5 * (each.astype(np.float64) @ weights.T) + bias for each in (fed, floats))
 
     def by(self, tile, *, mode=STORE, n_cuts=1, is_split=False):
         """What a kernel gives whose blocks take `tile` tokens: by byte dot products, or of more than eight by tensor cores."""
@@ -91,6 +97,18 @@ class Product:
         grid = (n_blocks, -(-self.n_tokens // tile), n_cuts if is_split else 1)
         self.device.launch(Launch.of(kernel, grid, n_threads, self.at["inputs"], **given))
         return self._read("y", (self.n_tokens, self.n_rows))
+
+    def by_halves(self, n, *, mode=STORE):
+        """What the kernels of halves give for the first n tokens; bytes are overwritten."""
+        at, device = self.at, self.device
+        device.write(at["inputs"], np.array([n, n], np.int32))
+        matrix = Matrix(self.fmt, at["halved"], self.n_rows, self.n_cols, 0.5, at["bias"], is_halved=True)
+        places = (at[name] for name in ("floats", "bytes", "factors", "sums", "halves"))
+        x, to, tile = Operand(*places, self.n_cols), DeviceRows(at["y"], self.n_rows), tile_of(matrix, n)
+        tiles = Tiles(at["inputs"], -(-n // tile), tile)
+        device.launch(launch_of_halving(matrix, x, tiles, OF_TOKENS))
+        device.launch(launch_of(matrix, x, to, 0, tiles, mode, OF_TOKENS))
+        return self._read("y", (n, self.n_rows))
 
     def _read(self, name, shape, dtype=np.float32):
         array = np.empty(shape, dtype)

@@ -6,7 +6,7 @@ Both may be weights alone, which no launch writes. Addresses are followed back t
 import re
 from itertools import pairwise
 
-WEIGHTS = {"MatrixArgs.words", "NormArgs.weight", "w"}  # parameters; `w` is an embedding
+WEIGHTS = {"MatrixArgs.words", "HalvesArgs.words", "NormArgs.weight", "w"}  # parameters; `w` is an embedding
 FIRST_PARAMETER = {9: 0x210, 10: 0x380}  # its place among a kernel's constants, by the major version of capabilities
 _WAIT = "ACQBULK"
 _ACCESS = r"(?:LDG?|STG?|ATOMG?|REDG?|LDGSTS)\b"

@@ -6,6 +6,7 @@ This is the only file with inline PTX. `bits` means an uint32, `float` a float32
 
 import os
 from functools import cache
+from math import frexp, ldexp
 
 import numpy as np
 from llvmlite import ir
@@ -147,6 +148,28 @@ if SIMULATED:
         return np.uint32(sign | (rest + 0xFFF + (rest >> 13 & 1) - 0x38000000) >> 13)
 
     @njit
+    def _nearest_half(value):
+        """The bits of the half nearest to a float64."""
+        if np.isfinite(value):
+            step = ldexp(1.0, max(frexp(value)[1] - 11, -24))
+            value = np.rint(value / step) * step
+        return half_of_float(np.float32(value))
+
+    @njit
+    def _half(bits):
+        return np.float64(float_of_half(np.uint32(bits & 0xFFFF)))
+
+    @_typed(uint32(uint32, uint32, uint32))
+    def half2_fma(a, b, c):
+        """A * b + c of two halves in a word, rounded once; exact before that where a or b are integers below 2^11."""
+        low, high = _half(a) * _half(b) + _half(c), _half(a >> 16) * _half(b >> 16) + _half(c >> 16)
+        return np.uint32(_nearest_half(low) | _nearest_half(high) << 16)
+
+    lop3 = _typed(uint32(uint32, uint32))(lambda word, mask: word & mask | np.uint32(0x64006400))  # two halves 1024 + bits
+    half2_mul = _typed(uint32(uint32, uint32))(lambda a, b: half2_fma(a, b, np.uint32(0)))
+    half2_sub = _typed(uint32(uint32, uint32))(lambda a, b: half2_fma(np.uint32(0x3C003C00), a, b ^ np.uint32(0x80008000)))
+
+    @njit
     def _refused(pointer, i, n_bytes):
         """All bits, -1 or NaN, where word i is not at a multiple of so many bytes: a device refuses to load so many there."""
         return np.uint32(0xFFFFFFFF) if (pointer.ctypes.data + 4 * i) % n_bytes else np.uint32(0)
@@ -210,6 +233,11 @@ else:
     prmt = _ptx("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", uint32, uint32, uint32, uint32)
     float_of_half = _ptx("{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", "=f,r", float32, uint32)
     half_of_float = _ptx("{ .reg .b16 l; cvt.rn.f16.f32 l, $1; cvt.u32.u16 $0, l; }", "=r,f", uint32, float32)
+
+    lop3 = _ptx("lop3.b32 $0, $1, $2, 0x64006400, 0xEA;", "=r,r,r", uint32, uint32, uint32)
+    half2_fma = _ptx("fma.rn.f16x2 $0, $1, $2, $3;", "=r,r,r,r", uint32, uint32, uint32, uint32)
+    half2_mul = _ptx("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", uint32, uint32, uint32)
+    half2_sub = _ptx("sub.rn.f16x2 $0, $1, $2;", "=r,r,r", uint32, uint32, uint32)
 
     def _load(instruction, n, *, is_written):
         """An operation that loads n words from a pointer to words and an index.

@@ -152,7 +152,9 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         inputs = [part for part in (block.gate, block.up) if part is not None]
         x, (read, chosen) = layout.operand(operation.x, tape), (tape.operand("gathered", block.up.n_in, inputs), tiles)
         is_there = x.as_floats >= read.as_floats and x.as_bytes >= read.as_bytes and not block.weighs_input
-        if is_there and tape.size.n_tokens <= FEW_TOKENS and tiles.n_rows <= MOST_ROUTED:
+        if tape.weights.is_halved(block.up) and not block.weighs_input:  # which are gathered when halves are made of them
+            read, chosen = evolve(x, quantised=read.quantised, factors=read.factors), evolve(tiles, which=OF_ROUTES)
+        elif is_there and tape.size.n_tokens <= FEW_TOKENS and tiles.n_rows <= MOST_ROUTED:
             read, chosen = x, evolve(tiles, which=OF_ROUTES)
         else:
             self._gather(tape, x, read, tiles)

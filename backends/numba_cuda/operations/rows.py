@@ -13,8 +13,10 @@ from augury.backends.numba_cuda.kernels.activation import gate as kernel
 from augury.backends.numba_cuda.kernels.convolution import convolve_block
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
+from augury.backends.numba_cuda.kernels.halves import slices_of
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.low_rank import LowRankArgs, low_rank_down, low_rank_up
+from augury.backends.numba_cuda.kernels.stream import EMBED_HALVES
 from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, launches
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
@@ -241,4 +243,8 @@ def look_up(tape: Tape, table: Linear, to: DeviceRows, ids: Pointer, *, per_toke
     matrix = tape.weights.matrix(table)
     grid = (-(-units_of(table.n_in) // WARP), tape.size.n_tokens * per_token)
     sizes = {"size": table.n_in, "n_steps": matrix.n_steps, "n": matrix.n, "per_token": per_token}
+    if matrix.is_halved:
+        sizes = {"size": table.n_in, "n_steps": slices_of(table.n_in)[0], "per_token": per_token}
+        tape.launch(EMBED_HALVES[matrix.format.name], grid, WARP, w=matrix.words, x=to.at, ids=ids, scale=scale, **sizes)
+        return
     tape.launch(EMBED[matrix.format.name], grid, WARP, w=matrix.words, x=to.at, ids=ids, scale=scale, **sizes)

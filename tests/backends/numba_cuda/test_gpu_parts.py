@@ -49,7 +49,7 @@ SPEED = {  # on that GPU, too
     **{name: {} for name in ("versions", "compilation", "launches", "starts", "e1_overlap", "e4_grid_barrier")},
     **{name: {"STREAMED": 1 << 26} for name in ("e3_bulk_copies", "e5_matrix_rates")},
     "e6_products": {"STREAMED": 1 << 16, "LARGE": LEAST},
-    **{name: {"SMALL": LEAST, "MIDDLE": LEAST, "LARGE": LEAST} for name in ("kernels", "contexts")},
+    **{name: {"SMALL": LEAST, "MIDDLE": LEAST, "LARGE": LEAST} for name in ("kernels", "contexts", "halves")},
     "cpu_threads": {"MIDDLE": LEAST, "THREADS": (1,)},
     "copying": {"_GIB": 1 << 22},
     "products": {"FORMATS": {"Q8_0": speed.FORMATS["Q8_0"]}},

@@ -27,7 +27,7 @@ COLUMNS = 320  # ten units: some slices have two, and the last tile is not full
 
 
 def test_a_matrix_of_more_words_than_kernels_count_is_refused(monkeypatch):
-    monkeypatch.setattr(repack_module, "_MOST_WORDS", 1 << 8)
+    monkeypatch.setattr(repack_module, "MOST_WORDS", 1 << 8)
     with pytest.raises(UnsupportedError, match=r"a matrix of 8 x 256 Q8_0 weights takes 0.0 GiB; expected .* at most"):
         repack(TensorType.Q8_0, np.zeros(8 * 8 * 34, np.uint8), 8, 256)
 
@@ -40,7 +40,7 @@ def columns_of(name):
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_planes_hold_the_weights_of_the_file(name, monkeypatch):
     data, right = random_matrix(np.random.default_rng(3), TensorType[name], N_ROWS, columns_of(name))
-    monkeypatch.setattr(repack_module, "_PART_BYTES", 1)  # four rows at a time, by two threads
+    monkeypatch.setattr(repack_module, "PART_BYTES", 1)  # four rows at a time, by two threads
     words, n, out = (
         repack(TensorType[name], data.reshape(-1), *right.shape, threads=2),
         n_units(*right.shape),
