@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from dis import get_instructions
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -62,7 +63,14 @@ def ptx_of(kernel: Kernel, capabilities: Sequence[tuple[int, int]]) -> list[str]
     library._nvvm_options["fma"] = False  # noqa: SLF001 - calls of numba's compiler do not take it
     library._llvm_strs = marked = [_as_written(each) for each in library.llvm_strs]  # noqa: SLF001
     assert library.llvm_strs == marked, "numba compiles other LLVM IR than what was marked"
+    is_marked = any("!llvm.loop" in each for each in marked)
+    assert is_marked or not _has_loops(kernel), f"no loop was found in the LLVM IR of kernel {kernel.name}, which has some"
     return [library.get_asm_str(cc=_OLD if _OLD <= each < _NEW else each) for each in capabilities]  # which the library keeps
+
+
+def _has_loops(kernel: Kernel) -> bool:
+    """Whether a kernel's own code jumps back."""
+    return any("BACKWARD" in each.opname for each in get_instructions(kernel.function.__code__))  # type: ignore[attr-defined]
 
 
 def _as_written(ir: str) -> str:
@@ -71,7 +79,7 @@ def _as_written(ir: str) -> str:
     Others would be written out four times, with a copy for the turns that are left. Threads of a few turns each read that code
     for nothing, and have fewer registers for it.
 
-    A loop is a branch to a label that comes before it, so no branch or label may be overlooked.
+    A loop is a branch to a label that comes before it, so no branch or label may be overlooked, and no other jump goes back.
     """
     known, aimed, lines, loops = set[str](), set[str](), list[str](), list[int]()
     number = 1 + max((int(each) for each in re.findall(r"^!(\d+) =", ir, re.MULTILINE)), default=0)
@@ -83,6 +91,7 @@ def _as_written(ir: str) -> str:
             known.add(label[1])
         is_branch, targets = line.lstrip().startswith("br "), re.findall(r'label %"?([\w.$-]+)"?', line)
         assert targets or not is_branch, f"a branch to no label in LLVM IR: {line.strip()}"
+        assert is_branch or known.isdisjoint(targets), f"a loop by no branch in LLVM IR: {line.strip()}"
         aimed.update(targets)
         if is_loop := is_branch and not known.isdisjoint(targets):
             loops.append(number + 1 + len(loops))

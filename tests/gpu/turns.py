@@ -11,7 +11,7 @@ from gpu import llama
 from gpu.models import LARGE, MIDDLE, Q4_K_M, SMALL, load, random_model, write
 from gpu.timing import AFTER, PROMPTS, SIZES, kernels_of, speeds_of
 
-THREADS = (1, 2, 4, 8, 16)
+THREADS = (16, 8, 4, 2, 1)  # the last ones take longest
 _N_CTX = 32_768
 _LATE = 32_000  # a position near its end
 

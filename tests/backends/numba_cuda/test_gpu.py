@@ -14,6 +14,7 @@ from augury.backends.numba_cuda import aot, probe
 from augury.backends.numba_cuda.aot import Binary, Compiler
 from augury.backends.numba_cuda.backend import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.gpu import Gpu
+from augury.backends.numba_cuda.kernels.dialect import kernel
 from augury.backends.numba_cuda.kernels.inputs import SIZE
 from augury.batch import Batch
 from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
@@ -261,3 +262,42 @@ def test_loops_that_turn_unknown_times_are_not_written_out():
     marked = [*body, f"{back}, !llvm.loop !5", *end, *body, *end, "!3 = !{i32 1}"]
     assert told == [*marked, '!4 = !{!"llvm.loop.unroll.runtime.disable"}', "!5 = distinct !{!5, !4}"]
     assert aot._as_written("\n".join([*body, *end])).splitlines() == [*body, *end]
+    for line, problem in (
+        ('  switch i32 %n, label %"turn" []', "a loop by no branch"),
+        ("  br i1 %c, %turn, %end", "a branch to no label"),
+        ('  br label %"gone"', "labels of LLVM IR that were not found"),
+    ):
+        with pytest.raises(AssertionError, match=problem):
+            aot._as_written("\n".join([*body, line, *end]))
+
+
+@pytest.mark.parametrize("has_loop", [True, False])
+def test_a_kernel_whose_loops_are_not_found_is_not_compiled(has_loop, monkeypatch):
+    """As by a numba that writes other LLVM IR."""
+
+    def straight(x):
+        x[0] = 1
+
+    def turning(x):
+        for i in range(x[0]):
+            x[i] = 1
+
+    ir = ["define void @f() {", "  ret void", "}", ""]
+
+    class Library:
+        llvm_strs = property(lambda self: self._llvm_strs)
+
+        def __init__(self):
+            self._nvvm_options, self._llvm_strs = {}, ["\n".join(ir)]
+
+        def get_asm_str(self, cc):
+            return f"PTX for {cc}"
+
+    library = Library()
+    monkeypatch.setattr(aot, "_library_of", lambda *_: library)
+    made = kernel("j", name="made")(turning if has_loop else straight)
+    if has_loop:
+        with pytest.raises(AssertionError, match="no loop was found in the LLVM IR of kernel made"):
+            aot.ptx_of(made, [(9, 0)])
+    else:
+        assert aot.ptx_of(made, [(9, 0)]) == ["PTX for (8, 0)"]
