@@ -110,9 +110,8 @@ def _contexts(found: Found) -> str:
 
 def _threads(found: Found) -> str:
     """Tokens per second on the CPU, augury / llama.cpp."""
-    turns = {
-        name.partition(": ")[2]: told for name, told in found.get("cpu_threads", {}).items() if name.startswith("threads: ")
-    }
+    names = [name for name in found.get("cpu_threads", {}) if name.startswith("threads: ")]
+    turns = {n: found["cpu_threads"][f"threads: {n}"] for n in sorted(int(name.split()[1]) for name in names)}
     if not turns:
         return ""
     rows = []
@@ -123,7 +122,7 @@ def _threads(found: Found) -> str:
             mean, theirs = sum(ours) / len(ours), told.get("llama.cpp", {}).get(row)
             cells.append(_cell(round(mean, 1)) + ("" if theirs is None else f" / {_cell(theirs)}"))
         rows.append([row, *cells])
-    head = ["1.5B on the CPU, threads:", *turns]
+    head = ["1.5B on the CPU, threads:", *map(str, turns)]
     return f"Tokens per second by threads, augury / llama.cpp:\n\n{table(head, rows)}"
 
 

@@ -96,7 +96,7 @@ def test_tables_have_what_there_is():
             "middle": {"augury": turn, "augury again": turn | {"decoding": 770.0}, "llama.cpp": {"left out": "there is none"}},
             "kernels": {"1.5B": kernels, "seconds": 3.0},
             "contexts": {"8B": {"pass of 1": 240.0, "pass of 1, ms on the device": 4.0}},
-            "cpu_threads": {"threads: 1": {"augury": ours, "llama.cpp": ours}, "threads: 2": {"augury": ours}},
+            "cpu_threads": {"threads: 16": {"augury": ours}, "threads: 2": {"augury": ours, "llama.cpp": ours}},
             "e4_grid_barrier": {"us": 0.9, "one kernel for a pass": "gains nothing"},
             "large": {"failed": "Traceback\nMemoryError: too little"},
         }
@@ -110,6 +110,7 @@ def test_tables_have_what_there_is():
         "| `multiply` | | 10.0, 12.0 |",
         "| all launches of a pass | 9.0 | 31.0 |",
         "| pass of 1 | 240 |",
+        "| 1.5B on the CPU, threads: | 2 | 16 |",
         "| decoding | 20.0 / 20.0 | 20.0 |",
         "| e4_grid_barrier | us: 0.9 | one kernel for a pass: gains nothing |",
         "* large failed: MemoryError: too little",
