@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -71,7 +71,7 @@ def show(body: ShowRequest, server: Named) -> dict[str, Any]:
         "template": template,
         "details": _details(server),
         "model_info": dict(facts.metadata) | {"general.parameter_count": facts.n_parameters},
-        "capabilities": _capabilities(server) if server.has_figures else ["completion"],
+        "capabilities": _capabilities(server, facts.metadata),
         "modified_at": written(facts.modified_at),
     }
 
@@ -109,15 +109,26 @@ def _details(server: Server) -> dict[str, Any]:
     }
 
 
-def _capabilities(server: Server) -> list[str]:
-    tokenizer = server.engine.tokenizer
-    found = {
-        "completion": tokenizer is not None,
-        "tools": server.chat_format.tools is not GENERIC,
-        "thinking": server.chat_format.may_reason,
-        "insert": tokenizer is not None and {"pre", "suf", "mid"} <= tokenizer.fim.keys(),
-        "embedding": server.engine.info.pooling is not None,
-    }
+def _capabilities(server: Server, metadata: Mapping[str, Any]) -> list[str]:
+    """What a model can do: of one that is not loaded, what its file lets expect."""
+    if server.has_figures:
+        tokenizer = server.engine.tokenizer
+        found = {
+            "completion": tokenizer is not None,
+            "tools": server.chat_format.tools is not GENERIC,
+            "thinking": server.chat_format.may_reason,
+            "insert": tokenizer is not None and {"pre", "suf", "mid"} <= tokenizer.fim.keys(),
+            "embedding": server.engine.info.pooling is not None,
+        }
+    else:
+        template = metadata.get("tokenizer.chat_template", "")
+        found = {
+            "completion": True,
+            "tools": "tools" in template,
+            "thinking": "think" in template,
+            "insert": any(key.endswith(".fim_mid_token_id") for key in metadata),
+            "embedding": any(key.endswith(".pooling_type") for key in metadata),
+        }
     return [name for name, is_there in found.items() if is_there]
 
 

@@ -41,10 +41,11 @@ class Message(Fields):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+    parsed: Any = Field(None, description="without effect: OpenAI's packages add it to what was answered")
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it."""
-        found = self.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
+        found = self.model_dump(exclude_none=True, exclude={"refusal", "annotations", "parsed"})
         if self.content is not None:
             found["content"] = text_of(self.content, "\n")  # as llama.cpp joins parts
         if self.role == "developer":  # OpenAI's newer word, which templates do not know

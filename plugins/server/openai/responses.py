@@ -34,6 +34,7 @@ class InputPart(Fields):
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = Field(None, description="without effect: OpenAI's packages add it to what was answered")
 
 
 class InputItem(Fields):
@@ -49,6 +50,7 @@ class InputItem(Fields):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    parsed_arguments: Any = Field(None, description="without effect, as `parsed`")
     output: str | list[InputPart] | None = None
     phase: Literal["commentary", "final_answer"] | None = Field(None, description="without effect: no chat template knows it")
 

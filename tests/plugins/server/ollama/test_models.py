@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import ollama
 import pytest
 
-from augury.plugins.server.ollama.models import _short
-from augury.plugins.server.server import _is_single
+from augury.plugins.server.ollama.models import _capabilities, _short
+from augury.plugins.server.server import Server, ServerOptions, _is_single
 
 
 def test_the_model_is_listed_by_each_of_its_names(ollama_client):
@@ -38,6 +38,14 @@ def test_the_model_is_described(ollama_client):
     assert "tokenizer.ggml.tokens" not in found.modelinfo
     assert "<|im_start|>" in found.template
     assert "temperature" in found.parameters
+
+
+def test_what_a_model_can_do_is_told_before_it_is_loaded():
+    server = Server(ServerOptions(), load=lambda _: None)
+    template = "{% if tools %}{{ tools }}{% endif %}<think>"
+    facts = {"tokenizer.chat_template": template, "tokenizer.ggml.fim_mid_token_id": 5, "qwen3.pooling_type": 3}
+    assert _capabilities(server, facts) == ["completion", "tools", "thinking", "insert", "embedding"]
+    assert _capabilities(server, {}) == ["completion"]
 
 
 def test_an_unknown_model_is_not_described(ollama_client):

@@ -125,7 +125,7 @@ def test_a_verbose_server_gives_verbose_answers_unless_a_request_says_otherwise(
 
 def test_an_answer_is_sent_back_as_it_was_received_and_what_is_null_is_left_out(ai, answer):
     messages = [*ASKED["messages"], answer.choices[0].message.model_dump(), {"role": "user", "content": "Go on."}]
-    messages[1] |= {"annotations": [], "reasoning": "Hm."}
+    messages[1] |= {"annotations": [], "reasoning": "Hm.", "parsed": {"colour": "red"}}
     nothing = dict.fromkeys(("n", "stream", "stop", "seed", "logprobs", "tools", "lora", "parallel_tool_calls"))
     more = nothing | {"modalities": ["text"], "verbosity": "low", "logprobs": False, "top_logprobs": 0}
     assert ai.chat.completions.create(**ASKED | {"messages": messages}, extra_body=more).choices[0].message.content

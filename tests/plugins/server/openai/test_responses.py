@@ -98,7 +98,7 @@ def test_a_tool_is_called_and_its_output_goes_back(ai, choice):
     deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(deltas) == call.arguments
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
-    items = [question, call.model_dump(exclude_none=True), output]
+    items = [question, call.model_dump(exclude_none=True) | {"parsed_arguments": {}}, output]  # as the package parses it
     assert ai.responses.create(**asked, input=items, max_output_tokens=8).usage.input_tokens > found.usage.input_tokens
 
 
