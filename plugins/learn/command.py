@@ -21,6 +21,7 @@ from augury.files.models import open_model, resolve
 from augury.interfaces import Progress
 from augury.memory_limit import n_bytes_of_machine
 from augury.plugins.learn import corpus, head
+from augury.plugins.learn.block_head import BlockSizes
 from augury.plugins.learn.hidden_states import HiddenStates, Piece, cut
 from augury.plugins.learn.recorded import Recorded, check_disk, recorded_bytes
 from augury.plugins.learn.schedule import Schedule
@@ -29,6 +30,7 @@ from augury.plugins.published_heads import export
 if TYPE_CHECKING:
     from augury import Engine
 
+_KINDS: dict[str, type[head.HeadSizes]] = {"eagle3": head.HeadSizes, "block": BlockSizes}
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 512}
 _N_SLOTS = 8
 _RATE = 5e-4  # at its highest; EAGLE-3's batches are larger, and its rate is 5e-5
@@ -42,7 +44,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser = subparsers.add_parser(
         "learn",
         help="train a head that drafts for a model",
-        description="Train an EAGLE-3 head for a model, on texts or on the model's own answers to prompts, and write it as a "
+        description="Train a head for a model, on texts or on the model's own answers to prompts, and write it as a "
         "GGUF file for -md. Hidden states and checkpoints are kept beside that file, in HEAD.gguf.learn, until it is written: "
         "the same command goes on where an earlier one ended. Unless told otherwise the model answers greedily, 512 tokens.",
     )
@@ -54,6 +56,12 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     group.flag("--prompts FILE", "prompts as the same JSON lines: the model's answers are learnt from", Path)
     group.flag("-o --output HEAD.gguf", "where the head goes", Path, required=True)
+    group.flag(
+        "--kind KIND",
+        "eagle3: a head that drafts token by token; block: one that drafts a block of tokens at once, as DSpark does "
+        "(default: eagle3, or that of --from)",
+        choices=tuple(_KINDS),
+    )
     group.flag(
         "--from HEAD",
         "go on from a head of the same model: a GGUF file, or a folder or hf:owner/repo as EAGLE-3 heads are published",
@@ -84,7 +92,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     group.flag("--disk GB", "keep so much of hidden states at most (default: 16)", cli.count(least=1), default=16)
     cli.add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     cli.add_sampling_flags(parser, registry)
-    parser.show_first("-f --prompts -o --from --export -m -t --hours --epochs --draft-vocabulary --disk")
+    parser.show_first("-f --prompts -o --kind --from --export -m -t --hours --epochs --draft-vocabulary --disk")
     parser.set_defaults(run=_run)
 
 
@@ -113,10 +121,13 @@ def _run(args: argparse.Namespace) -> int:
             path = resolve(args.model, args.registry, progress)
         file = stack.enter_context(ModelFile.open(path, cli.overrides_of(args)))
         plan = cli.plan_of(file, args.registry)
-        sizes, first = head.HeadSizes.for_target(plan, str(args.model), args.draft_vocabulary), None
-        if args.first is not None:
-            first = stack.enter_context(open_model(args.first, args.registry, Progress()))
+        first = None if args.first is None else stack.enter_context(open_model(args.first, args.registry, Progress()))
+        kind = args.kind or ("block" if first is not None and first.architecture == BlockSizes.architecture else "eagle3")
+        sizes = _KINDS[kind].for_target(file, plan, str(args.model), args.draft_vocabulary)
+        if first is not None:
             sizes = sizes.of_head(first, file, plan)
+        if args.export and kind != "eagle3":
+            raise OptionError(f"--export writes heads of --kind eagle3 as a folder, not of {kind}; leave it out")
         _check_memory(sizes)
         n_kept = args.disk * 10**9
         setup = {
@@ -130,6 +141,7 @@ def _run(args: argparse.Namespace) -> int:
             "n_ctx": args.ctx_size,
             "from": first and first.digest,
             "hours": args.hours,
+            **({} if kind == "eagle3" else {"kind": kind}),
         }
         recorded.take_up(sizes, setup)
         if recorded.is_fresh:
@@ -145,7 +157,7 @@ def _run(args: argparse.Namespace) -> int:
         pieces = training.record(prompts, known)
         n_held_out = max(len(pieces) // _HELD_OUT, 1)
         training.train(pieces, n_held_out)
-        _report(args, params, pieces[:n_held_out])
+        _report(args, params, sizes, pieces[:n_held_out])
         recorded.remove()
     return 0
 
@@ -172,11 +184,11 @@ def _check_output(path: Path) -> None:
     if path.exists() and path.stat().st_size:
         try:
             with ModelFile.open(path) as file:
-                is_head = file.architecture == "eagle3"
+                is_head = file.architecture in {kind.architecture for kind in _KINDS.values()}
         except ModelFileError:
             is_head = False
         if not is_head:
-            raise OptionError(f"-o: {path} exists and is no EAGLE-3 head; it is left as it is, name another file")
+            raise OptionError(f"-o: {path} exists and is no head; it is left as it is, name another file")
 
 
 def _check_memory(sizes: head.HeadSizes) -> None:
@@ -185,10 +197,10 @@ def _check_memory(sizes: head.HeadSizes) -> None:
     Raises:
         CapacityError: It does not.
     """
-    from augury.plugins.learn.training import N_STEPS
-
     of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the output
-    n_bytes = 4 * (of_weights + 4 * N_STEPS * head.N_BATCH * head.N_ROW * sizes.n_drafted)  # logits, and their derived arrays
+    n_bytes = 4 * (
+        of_weights + 4 * sizes.n_steps * head.N_BATCH * head.N_ROW * sizes.n_drafted
+    )  # logits, and their derived arrays
     if (found := n_bytes_of_machine()) < n_bytes:
         raise CapacityError(
             f"training needs {n_bytes >> 20} MiB of memory, but there are {found >> 20} MiB; lower --draft-vocabulary"
@@ -250,14 +262,17 @@ class _Training:
         learnt, output = Corpus(recorded, target, pieces, n_held_out, tokens), target.output(tokens)
         n_of_epoch, n_judged = (-(-len(rows) // head.N_BATCH) for rows in (learnt.rows, learnt.held_out))
         n_batches = schedule.plan(len(pieces), n_of_epoch, n_judged)
-        weights = head.first_weights(sizes, target, learnt.spread(), seed) if first is None else head.weights_of(first, sizes)
+        weights = sizes.first_weights(target, learnt.sample(), seed)
+        if first is not None:
+            weights = sizes.weights_of(first, weights, target)
 
         def keep(best: head.Weights) -> None:
-            head.write_head(self.args.output, sizes, self.file, tokens, best, output)
+            head.write_head(self.args.output, sizes, self.file, tokens, sizes.stored(best, target), output)
 
-        trainer = Trainer(sizes, weights, output, target.softcap, _RATE, n_batches)
+        trainer = Trainer(sizes, weights, output, target, _RATE, n_batches)
         with cli.ProgressDisplay() as progress:
-            how: dict[str, Any] = {"n_batches": n_batches, "is_over": schedule.is_over, "is_head": first is not None}
+            how: dict[str, Any] = {"n_batches": n_batches, "is_over": schedule.is_over}
+            how |= {"n_stages": sizes.n_stages, "is_head": first is not None}
             fit(trainer, recorded, learnt, seed, progress, lambda line: cli.say(f"{line}{schedule.told()}"), keep, **how)
         if self.args.export:
             _export(self.args, {**(recorded.load("best") or {}), "output.weight": output})
@@ -282,23 +297,27 @@ def _export(args: argparse.Namespace, values: Mapping[str, np.ndarray] | None = 
     cli.say(f'{args.export}: the head for vLLM, --speculative-config \'{{"model": "{args.export}", "method": "eagle3"}}\'')
 
 
-def _report(args: argparse.Namespace, params: Mapping[str, Any], held_out: Sequence[Piece]) -> None:
+def _report(args: argparse.Namespace, params: Mapping[str, Any], sizes: head.HeadSizes, held_out: Sequence[Piece]) -> None:
     """Let the engine go on from texts held out, with the head and without, and report acceptance and speed."""
     from augury.plugins.learn.fitting import percent
-    from augury.plugins.learn.training import N_STEPS
 
     params = {**params, "max_tokens": _N_WRITTEN, "cache_prompt": False}
     texts = [piece.tokens for piece in held_out[:_N_MEASURED]]
     starts = [text[: -(-len(text) // 2)].tolist() for text in texts]
     seconds, n_predicted = {True: 0.0, False: 0.0}, {True: 0, False: 0}
-    offered, accepted = np.zeros(N_STEPS, int), np.zeros(N_STEPS, int)
+    offered, accepted = np.zeros(sizes.n_steps, int), np.zeros(sizes.n_steps, int)
     for is_fixed in (True, False):
-        given = {"spec_fixed": is_fixed, "draft_max": N_STEPS if is_fixed else args.draft_max, "verbose": 0, "quiet": True}
-        flags = argparse.Namespace(**{**vars(args), **given, "spec_type": ["draft-eagle3"], "parallel": 1})
-        with cli.load_engine(flags, ("draft-eagle3",), str(args.output)) as engine:
+        given = {
+            "spec_fixed": is_fixed,
+            "draft_max": sizes.n_steps if is_fixed else args.draft_max,
+            "verbose": 0,
+            "quiet": True,
+        }
+        flags = argparse.Namespace(**{**vars(args), **given, "spec_type": [sizes.drafter], "parallel": 1})
+        with cli.load_engine(flags, (sizes.drafter,), str(args.output)) as engine:
             for start in starts:
                 if is_fixed:
-                    stats = engine.generate(start, **params).stats.drafters["draft-eagle3"]
+                    stats = engine.generate(start, **params).stats.drafters[sizes.drafter]
                     for sums, found in ((offered, stats.offered_by_position), (accepted, stats.accepted_by_position)):
                         sums[: len(found)] += found
                     continue

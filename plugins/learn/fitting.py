@@ -9,10 +9,11 @@ import numpy as np
 
 from augury.files.gguf_writer import EPSILON
 from augury.interfaces import Progress
-from augury.plugins.learn.head import N_BATCH, N_ROW, TargetTensors, Weights
+from augury.plugins.learn.head import N_BATCH, N_ROW, Sample, TargetTensors, Weights
 from augury.plugins.learn.hidden_states import Piece
 from augury.plugins.learn.recorded import Recorded
-from augury.plugins.learn.training import N_STEPS, Trainer, TrainingBatch
+from augury.plugins.learn.training import Trainer
+from augury.plugins.learn.training_math import TrainingBatch
 
 _SAVE_EVERY_S = 120.0
 _PATIENCE = 2  # epochs without a better one, after which it ends
@@ -60,18 +61,19 @@ class Corpus:
                 at += n
         return TrainingBatch(features, self._target.embedding(tokens), outputs, texts, is_there, is_drafted)
 
-    def spread(self) -> np.ndarray:
-        """(3 E,) float32, the root mean square of each feature as a head reads it, of some texts to learn from.
+    def sample(self) -> Sample:
+        """What a head reads of some texts to learn from.
 
         The first tokens of a text are left out, because their features are often a hundred times as large.
         """
         numbers = list(dict.fromkeys(number for row in self.rows for number, _, _ in row))[:_N_SAMPLED]
-        n = 3 * self._recorded.sizes.n_embd
-        starts = {number: min(_N_FIRST, len(self._pieces[number].tokens) // 2) for number in numbers}
-        windows = [self._recorded.window(self._pieces[number], start, N_ROW) for number, start in starts.items()]
-        kept = [window[:, :n].astype(np.float32) for window in windows]
-        squares = np.concatenate(kept) ** 2
-        return np.sqrt((squares / (squares.mean(axis=1, keepdims=True) + EPSILON)).mean(axis=0))
+        n, features, tokens = 3 * self._recorded.sizes.n_embd, list[np.ndarray](), list[np.ndarray]()
+        for piece in (self._pieces[number] for number in numbers):
+            start = min(_N_FIRST, len(piece.tokens) // 2)
+            features.append(self._recorded.window(piece, start, N_ROW)[:, :n].astype(np.float32))
+            tokens.append(piece.tokens[start : start + len(features[-1])])
+        read = np.concatenate(features)
+        return Sample(read / np.sqrt((read**2).mean(axis=1, keepdims=True) + EPSILON), np.concatenate(tokens))
 
     def accepted(self, trainer: Trainer) -> list[float]:
         """The shares of drafts in the texts held out whose first 1, 2, ... tokens are right."""
@@ -108,12 +110,12 @@ def fit(
     *,
     n_batches: int,
     is_over: Callable[[], bool] = lambda: False,
+    n_stages: int,
     is_head: bool = False,
 ) -> None:
     """Train until the texts held out are predicted no better, `n_batches` are learnt from, or the time is over.
 
-    The first third of the epochs learns to draft one token, the next two, the last three: each token costs as much again. What
-    is a head already learns to draft three from the beginning.
+    The epochs go through all stages, each as long. What is a head already is in the last one from the beginning.
 
     Args:
         trainer: With first weights; it goes on from the checkpoint where there is one.
@@ -125,6 +127,7 @@ def fit(
         keep: Called with the weights that are the best so far, those of most tokens accepted.
         n_batches: At most; the last epoch may be a part of one.
         is_over: Whether the time is; an epoch that it ends is judged, too.
+        n_stages: `HeadSizes.n_stages`.
         is_head: Whether the first weights are a head's.
     """
     n_of_epoch, lengths = -(-len(corpus.rows) // N_BATCH), list[float]()
@@ -156,12 +159,12 @@ def fit(
         if lengths and is_over():
             break
         order = np.random.default_rng([seed, n]).permutation(len(corpus.rows))
-        n_unrolled = N_STEPS if is_head else 1 + N_STEPS * n // n_epochs
+        stage = n_stages if is_head else 1 + n_stages * n // n_epochs
         for i in range(max(trainer.n_steps - n * n_of_epoch, 0), min(n_of_epoch, n_batches - n * n_of_epoch)):
             if is_over():
                 break
             progress("training", trainer.n_steps, n_batches)
-            trainer.step(corpus.batch([corpus.rows[j] for j in order[i * N_BATCH : (i + 1) * N_BATCH]]), n_unrolled)
+            trainer.step(corpus.batch([corpus.rows[j] for j in order[i * N_BATCH : (i + 1) * N_BATCH]]), stage)
             if monotonic() - saved_at > _SAVE_EVERY_S:
                 recorded.save("checkpoint", {**trainer.saved(), "lengths": np.array(lengths)})
                 saved_at = monotonic()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from attrs import evolve, frozen
@@ -22,6 +22,8 @@ from augury.files.gguf_writer import LlamaSizes, add_value, add_weights, gguf_fi
 from augury.files.quantized import NO_QUANT, quant_like
 
 if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
     from augury.blocks import ModelPlan
 
 Weights = dict[str, np.ndarray]
@@ -33,9 +35,25 @@ N_ROW = 256
 N_BATCH = 4
 """Rows that are learnt from at once."""
 
+N_STEPS = 3
+"""Tokens of a draft that heads are judged by, and EAGLE-3 heads are trained for, one more in each stage."""
+
 _HEAD_DIMS = (128, 64, 32, 16, 8, 4, 2)
 N_DRAFTED = 8192  # tokens that a head drafts unless told otherwise
 _FF_BLOCK = 32  # weights of a block of Q8_0 and Q4_0, of which a row has whole ones
+
+
+@frozen(eq=False)
+class Sample:
+    """Of some tokens n of texts what a head reads: features (n, 3 E) float32 of one root mean square, and ids (n,) int32."""
+
+    features: np.ndarray
+    tokens: np.ndarray
+
+    @property
+    def spread(self) -> np.ndarray:
+        """(3 E,) float32, the root mean square of each feature."""
+        return np.asarray(np.sqrt((self.features**2).mean(axis=0)))
 
 
 @frozen
@@ -52,9 +70,22 @@ class HeadSizes(LlamaSizes):
     n_drafted: int
     rope_base: float = 10000.0
 
+    architecture = "eagle3"
+    drafter = "draft-eagle3"
+    title = "EAGLE-3 head"
+    flags: ClassVar[Mapping[str, bool]] = {"norm_before_residual": True, "norm_before_fc": True, "norm_output": False}
+    """What a file says of heads of this kind; what it does not say is false."""
+    n_stages = N_STEPS
+
     @classmethod
-    def for_target(cls, plan: ModelPlan, name: str, n_drafted: int) -> HeadSizes:
+    def for_target(cls, file: ModelFile, plan: ModelPlan, name: str, n_drafted: int) -> Self:
         """The sizes of a head for a target: an early, a middle and a late layer, as EAGLE-3 reads them.
+
+        Args:
+            file: The target's.
+            plan: The target's.
+            name: The target's, for people.
+            n_drafted: How many tokens it drafts, at most.
 
         Raises:
             UnsupportedError: Its layers tell no hidden states.
@@ -73,9 +104,15 @@ class HeadSizes(LlamaSizes):
             n_ctx=plan.n_ctx_train,
             layers=_layers_of(n),
             n_drafted=min(n_drafted, plan.n_vocab),
+            **cls._further(file),
         )
 
-    def of_head(self, head: ModelFile, target: ModelFile, plan: ModelPlan) -> HeadSizes:
+    @classmethod
+    def _further(cls, file: ModelFile) -> dict[str, int]:  # noqa: ARG003 - as above
+        """Sizes of further kinds, from the target's file."""
+        return {}
+
+    def of_head(self, head: ModelFile, target: ModelFile, plan: ModelPlan) -> Self:
         """The sizes of a head that is there, for the same target.
 
         Args:
@@ -86,17 +123,17 @@ class HeadSizes(LlamaSizes):
         Raises:
             UnsupportedError: It is of another kind than heads that are trained here, or for another target.
         """
-        keys, n_embd = "eagle3.{}".format, self.n_embd
+        keys, n_embd = f"{self.architecture}.{{}}".format, self.n_embd
 
         def check(what: str, found: object, expected: object) -> None:
             if found != expected:
                 raise UnsupportedError(f"{head.path}: {what} is {found}, expected {expected} to go on from this head")
 
-        check("the architecture", head.architecture, "eagle3")
-        check("the number of layers", head.get(keys("block_count"), int), 1)
+        check("the architecture", head.architecture, self.architecture)
+        check("the number of layers", head.get(keys("block_count"), int), self.n_layers)
         for key in ("embedding_length", "target_hidden_size"):
             check(key, head.get(keys(key), int, n_embd), n_embd)
-        for key, wanted in (("norm_before_residual", True), ("norm_before_fc", True), ("norm_output", False)):
+        for key, wanted in self.flags.items():
             check(key, head.get(keys(key), bool, default=False), wanted)
         check("rope.scaling.type", head.get(keys("rope.scaling.type"), str, "none"), "none")
         own, tokens = (file.get("tokenizer.ggml.tokens", list[str], []) for file in (head, target))
@@ -113,14 +150,24 @@ class HeadSizes(LlamaSizes):
             head_dim=(head_dim := head.get(keys("attention.key_length"), int)),
             n_rot=head_dim,
             rope_base=head.get(keys("rope.freq_base"), float, 10000.0),
+            **self._further_of(head),
         )
         untold = next((name for name in sizes.features if name not in plan.features), None)
         check("a hidden state that the model has not", untold, None)
-        further = head.tensors.keys() - sizes.shapes.keys() - {"d2t", "output.weight", "token_embd.weight"}
+        further = head.tensors.keys() - sizes.stored_shapes.keys() - {"d2t", "output.weight", "token_embd.weight"}
         check("a further tensor", min(further, default=None), None)
-        for name, shape in sizes.shapes.items():
+        for name, shape in sizes.stored_shapes.items():
             check(f"the shape of {name}", head.tensor(name).shape, shape)
         return sizes
+
+    def _further_of(self, head: ModelFile) -> dict[str, int]:  # noqa: ARG002 - as above
+        """Sizes of further kinds, from a head's file."""
+        return {}
+
+    @property
+    def n_steps(self) -> int:
+        """How many tokens its drafts are judged by."""
+        return N_STEPS
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -136,9 +183,7 @@ class HeadSizes(LlamaSizes):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the trained weights except the output: attention reads a token beside a feature."""
         e, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        found = super().shapes
-        del found["token_embd.weight"]
-        return found | {
+        return self._shapes_of_layers | {
             "fc.weight": (e, len(self.layers) * e),
             "enc.output_norm.weight": (len(self.layers) * e,),
             "blk.0.attn_norm_2.weight": (e,),
@@ -146,6 +191,66 @@ class HeadSizes(LlamaSizes):
             "blk.0.attn_k.weight": (kv, 2 * e),
             "blk.0.attn_v.weight": (kv, 2 * e),
         }
+
+    def first_weights(self, target: TargetTensors, sample: Sample, seed: int) -> Weights:
+        """The weights that training starts from.
+
+        The late layer's feature goes straight to the output. Features are brought to one scale. Each position attends to itself
+        at first, because its keys are its queries, or the head would be told hardly anything of the token that it goes on from.
+
+        Args:
+            target: Lends the norm of its output.
+            sample: Of what the head is to read.
+            seed: Of the random weights.
+        """
+        rng, weights, n_embd = np.random.default_rng(seed), Weights(), self.n_embd
+        for name, shape in self.shapes.items():
+            if len(shape) == 1:
+                weights[name] = np.ones(shape, np.float32)
+            else:
+                weights[name] = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
+        for name in ("fc.weight", "blk.0.attn_output.weight", "blk.0.ffn_down.weight"):
+            weights[name] *= np.float32(0.1)
+        weights["enc.output_norm.weight"] = 1 / np.maximum(sample.spread, np.float32(1e-4))
+        weights["fc.weight"][:, -n_embd:] += np.eye(n_embd, dtype=np.float32)
+        weights["blk.0.attn_k.weight"][:, :n_embd] *= np.float32(2**0.5)  # it reads the token alone, half of the columns
+        weights["blk.0.attn_k.weight"][:, n_embd:] = 0
+        weights["blk.0.attn_q.weight"] = weights["blk.0.attn_k.weight"].copy()
+        weights["output_norm.weight"] = target.norm.copy()
+        return weights
+
+    def describe(self, writer: GGUFWriter) -> None:
+        """See `LlamaSizes.describe`."""
+        self._describe_head(writer)
+        writer.add_uint32("eagle3.target_hidden_size", self.n_embd)
+
+    def _describe_head(self, writer: GGUFWriter) -> None:
+        """What heads of all kinds tell."""
+        super().describe(writer)
+        writer.add_rope_freq_base(self.rope_base)
+        writer.add_sliding_window(N_ROW)
+        writer.add_array(f"{self.architecture}.target_layers", list(self.layers))
+        for key, value in self.flags.items():
+            if value:
+                writer.add_bool(f"{self.architecture}.{key}", value)
+
+    @property
+    def stored_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors of its file, except the output."""
+        return self.shapes
+
+    def weights_of(self, head: ModelFile, first: Weights, target: TargetTensors) -> Weights:  # noqa: ARG002 - as above
+        """The weights of a head of these sizes, in place of first ones."""
+        return {name: head.tensor(name).floats().copy() for name in self.shapes}
+
+    def stored(self, weights: Weights, target: TargetTensors) -> Weights:  # noqa: ARG002 - other heads need it
+        """The weights as the file has them: its tensors by name, but for the output."""
+        return weights
+
+    @property
+    def _shapes_of_layers(self) -> dict[str, tuple[int, ...]]:
+        """Those of a llama model without an embedding."""
+        return {name: shape for name, shape in super().shapes.items() if name != "token_embd.weight"}
 
     @property
     def n_weights(self) -> int:
@@ -175,6 +280,7 @@ class TargetTensors:
         assert plan.output.weight is not None
         assert plan.embedding.weight is not None
         self._file, self._output = file, plan.output.weight
+        self.n_vocab = plan.n_vocab
         self._embedding, self.softcap = plan.embedding.weight, plan.output.softcap
         norm = file.tensors.get("output_norm.weight")
         is_alike = norm is not None and norm.shape == (plan.embedding.n_embd,)
@@ -209,49 +315,16 @@ def draft_vocabulary(texts: Iterable[np.ndarray], n_vocab: int, n_drafted: int) 
     return np.sort(best).astype(np.int32)
 
 
-def first_weights(sizes: HeadSizes, target: TargetTensors, spread: np.ndarray, seed: int) -> Weights:
-    """The weights that training starts from.
-
-    The late layer's feature goes straight to the output. Features are brought to one scale. Each position attends to itself at
-    first, because its keys are its queries, or the head would be told hardly anything of the token that it goes on from.
-
-    Args:
-        sizes: The sizes of the head.
-        target: Lends the norm of its output.
-        spread: (3 E,) float32, the root mean square of each feature as the head reads it.
-        seed: Of the random weights.
-    """
-    rng, weights, n_embd = np.random.default_rng(seed), Weights(), sizes.n_embd
-    for name, shape in sizes.shapes.items():
-        if len(shape) == 1:
-            weights[name] = np.ones(shape, np.float32)
-        else:
-            weights[name] = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
-    for name in ("fc.weight", "blk.0.attn_output.weight", "blk.0.ffn_down.weight"):
-        weights[name] *= np.float32(0.1)
-    weights["enc.output_norm.weight"] = 1 / np.maximum(spread, np.float32(1e-4))
-    weights["fc.weight"][:, -n_embd:] += np.eye(n_embd, dtype=np.float32)
-    weights["blk.0.attn_k.weight"][:, :n_embd] *= np.float32(2**0.5)  # it reads the token alone, half of the columns
-    weights["blk.0.attn_k.weight"][:, n_embd:] = 0
-    weights["blk.0.attn_q.weight"] = weights["blk.0.attn_k.weight"].copy()
-    weights["output_norm.weight"] = target.norm.copy()
-    return weights
-
-
-def weights_of(head: ModelFile, sizes: HeadSizes) -> Weights:
-    """The weights of a head of these sizes, as it stores them."""
-    return {name: head.tensor(name).floats().copy() for name in sizes.shapes}
-
-
 def write_first_head(path: Path, target: ModelFile, plan: ModelPlan, name: str) -> None:
     """Write a head that has learnt nothing, for the target `name`.
 
     Raises:
         UnsupportedError: There can be no head for it.
     """
-    sizes, tensors = HeadSizes.for_target(plan, name, N_DRAFTED), TargetTensors(target, plan)
+    sizes, tensors = HeadSizes.for_target(target, plan, name, N_DRAFTED), TargetTensors(target, plan)
     tokens = np.arange(sizes.n_drafted, dtype=np.int32)
-    weights = first_weights(sizes, tensors, np.ones(len(sizes.layers) * sizes.n_embd, np.float32), seed=1)
+    sample = Sample(np.ones((1, len(sizes.layers) * sizes.n_embd), np.float32), tokens[:1])
+    weights = sizes.first_weights(tensors, sample, seed=1)
     write_head(path, sizes, target, tokens, weights, tensors.output(tokens))
 
 
@@ -268,17 +341,11 @@ def write_head(
         weights: Its tensors, without the output.
         output: (V_d, E) float32, the output.
     """
-    with gguf_file(path, "eagle3", is_durable=True) as writer:
-        writer.add_name(f"EAGLE-3 head for {target.get('general.name', str, target.path.stem)}")
+    with gguf_file(path, sizes.architecture, is_durable=True) as writer:
+        writer.add_name(f"{sizes.title} for {target.get('general.name', str, target.path.stem)}")
         sizes.describe(writer)
-        writer.add_rope_freq_base(sizes.rope_base)
-        writer.add_sliding_window(N_ROW)
-        writer.add_array("eagle3.target_layers", list(sizes.layers))
-        writer.add_uint32("eagle3.target_hidden_size", sizes.n_embd)
-        writer.add_bool("eagle3.norm_before_residual", val=True)
-        writer.add_bool("eagle3.norm_before_fc", val=True)
         for key, value in target.metadata.items():
-            if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
+            if key.startswith("tokenizer.") and key not in ("tokenizer.chat_template", "tokenizer.ggml.mask_token_id"):
                 add_value(writer, key, value)
         writer.add_tensor("d2t", tokens.astype(np.int64))
         quant = quant_like(target)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.errors import OptionError
-from augury.plugins.learn.head import N_BATCH, N_ROW, HeadSizes, TargetTensors, first_weights
+from augury.plugins.learn.head import N_BATCH, N_ROW, HeadSizes, Sample, TargetTensors
 
 if TYPE_CHECKING:
     from augury.plugins.learn.recorded import Recorded
 
-_N_EPOCHS = 3  # at least: each learns to draft a token more
+_N_EPOCHS = 3  # at least: an EAGLE-3 head learns in each to draft a token more
 _REPORT_S = 60.0  # for the comparison at the end, but no more than a share of all
 _REPORT = 0.05
 _SAVE_EVERY_S = 60.0
@@ -83,15 +83,17 @@ class Schedule:
         Raises:
             OptionError: This takes the time that there is.
         """
-        from augury.plugins.learn.training import N_STEPS, Trainer, TrainingBatch
+        from augury.plugins.learn.training import Trainer
+        from augury.plugins.learn.training_math import TrainingBatch
 
         rng, shape = np.random.default_rng(0), (N_BATCH, N_ROW)
-        weights = first_weights(sizes, target, np.ones(3 * sizes.n_embd, np.float32), 0)
-        trainer = Trainer(sizes, weights, target.output(np.arange(sizes.n_drafted)), target.softcap, 0.0, 1)
+        sample = Sample(np.ones((1, 3 * sizes.n_embd), np.float32), np.zeros(1, np.int32))
+        weights = sizes.first_weights(target, sample, 0)
+        trainer = Trainer(sizes, weights, target.output(np.arange(sizes.n_drafted)), target, 0.0, 1)
         features, embedded, outputs = (rng.standard_normal((*shape, n * sizes.n_embd), np.float32) for n in (3, 1, 1))
         batch = TrainingBatch(features, embedded, outputs, np.ones(shape, np.int32), *(np.ones(shape, bool) for _ in range(2)))
         timed = []
-        for n in range(N_STEPS + 1):
+        for n in range(sizes.n_stages + 1):
             times = [self._clock()]
             for _ in range(2):  # the first of which compiles
                 if n:

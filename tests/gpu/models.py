@@ -12,7 +12,7 @@ from augury.files.gguf import ModelFile, Tensor
 from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.plugins.learn.head import HeadSizes, TargetTensors, first_weights, write_head
+from augury.plugins.learn.head import HeadSizes, Sample, TargetTensors, write_head
 from augury.registry import Registry
 from augury.types import ModelOptions
 
@@ -116,9 +116,10 @@ def random_model(shape: Shape, kinds: dict[str, TensorType], seed: int = 1, *, i
 def random_head(target: ModelFile, path: Path) -> ModelFile:
     """An EAGLE-3 head for a model, as `augury learn` begins with it, written as a file."""
     plan = plan_of(target, Registry.discover())
-    sizes, own = HeadSizes.for_target(plan, target.path.name, 8192), TargetTensors(target, plan)
+    sizes, own = HeadSizes.for_target(target, plan, target.path.name, 8192), TargetTensors(target, plan)
     tokens = np.arange(sizes.n_drafted, dtype=np.int32)
-    weights = first_weights(sizes, own, np.ones(len(sizes.layers) * sizes.n_embd, np.float32), seed=1)
+    sample = Sample(np.ones((1, len(sizes.layers) * sizes.n_embd), np.float32), np.zeros(1, np.int32))
+    weights = sizes.first_weights(own, sample, seed=1)
     write_head(path, sizes, target, tokens, weights, own.output(tokens))
     return ModelFile.open(path)
 

@@ -27,9 +27,9 @@ from augury.files.gguf import ModelFile
 from augury.files.models import open_model
 from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.plugins.learn import command, fitting, training
+from augury.plugins.learn import command, fitting, training, training_math
 from augury.plugins.learn.corpus import answered, cut_texts, distinct, encoded, mixed, most_tokens, n_piece_of, read_prompts
-from augury.plugins.learn.head import N_ROW, HeadSizes, TargetTensors, draft_vocabulary, first_weights, weights_of, write_head
+from augury.plugins.learn.head import N_ROW, N_STEPS, HeadSizes, Sample, TargetTensors, draft_vocabulary, write_head
 from augury.plugins.learn.hidden_states import Piece, cut, read_rows, write_rows
 from augury.plugins.learn.recorded import Recorded
 from augury.plugins.published_heads import export
@@ -73,6 +73,11 @@ def learning(model, head, epochs=2, source=("--prompts", "prompts.jsonl")):
     return [*map(str, words), "--draft-vocabulary", str(N_DRAFTED), "--epochs", str(epochs)]
 
 
+def ones(sizes):
+    """A sample of features that are alike."""
+    return Sample(np.ones((1, 3 * sizes.n_embd), np.float32), np.zeros(1, np.int32))
+
+
 @pytest.fixture
 def learn(capsys, model):
     def learn(head, *more, **how):
@@ -103,8 +108,8 @@ def test_a_learnt_head_is_often_right_where_an_untrained_one_is_not_and_changes_
     assert not (tmp_path / "head.gguf.learn").exists()
     with ModelFile.open(model / "model.gguf") as file, ModelFile.open(tmp_path / "head.gguf") as head:
         plan, tokens = plan_of(file, REGISTRY), head.integers("d2t", (N_DRAFTED,), 264)
-        sizes, target = HeadSizes.for_target(plan, "it", N_DRAFTED), TargetTensors(file, plan)
-        first = first_weights(sizes, target, np.ones(3 * sizes.n_embd, np.float32), 1)
+        sizes, target = HeadSizes.for_target(file, plan, "it", N_DRAFTED), TargetTensors(file, plan)
+        first = sizes.first_weights(target, ones(sizes), 1)
         write_head(tmp_path / "untrained.gguf", sizes, file, tokens, first, target.output(tokens))
         of_tokenizer = {key for key in file.metadata if key.startswith("tokenizer.")}
         assert of_tokenizer <= head.metadata.keys()
@@ -164,36 +169,36 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
         text = [3, 7, *engine.generate([3, 7], max_tokens=40, temperature=0.0, ignore_eos=True).tokens]
     file = tiny_file(target_of(name))
     plan = plan_of(file, REGISTRY)
-    sizes, target = HeadSizes.for_target(plan, name, plan.n_vocab), TargetTensors(file, plan)
+    sizes, target = HeadSizes.for_target(file, plan, name, plan.n_vocab), TargetTensors(file, plan)
     tokens = np.arange(0, plan.n_vocab, dtype=np.int32)
 
     def trainer(weights):
-        return training.Trainer(sizes, weights, target.output(tokens), None, 3e-3, 30)
+        return training.Trainer(sizes, weights, target.output(tokens), target, 3e-3, 30)
 
-    first = first_weights(sizes, target, np.ones(3 * sizes.n_embd, np.float32), 1)
+    first = sizes.first_weights(target, ones(sizes), 1)
     write_head(tmp_path / "first.gguf", sizes, file, tokens, first, target.output(tokens))
     rig = Rig(name, "reference", model=tmp_path / "first.gguf")
     told = rig._model.forward(Batch.chain(text[:-1], features=("output", *sizes.features)))
     features = np.hstack([told.features(each) for each in sizes.features])[None]
     embedded, is_there = target.embedding(np.int32(text[1:-1]))[None], np.ones((1, len(text) - 2), bool)
     outputs, texts = told.features("output")[None, 1:], is_there.astype(np.int32)
-    batch = training.TrainingBatch(features[:, :-1], embedded, outputs, texts, is_there, is_there)
+    batch = training_math.TrainingBatch(features[:, :-1], embedded, outputs, texts, is_there, is_there)
     rig.loader.close()
     learning = trainer(first)
     while learning.n_steps < 30:
-        learning.step(batch)
+        learning.step(batch, N_STEPS)
     write_head(tmp_path / "head.gguf", sizes, file, tokens, learning.weights, target.output(tokens))
     with ModelFile.open(tmp_path / "head.gguf") as head:  # as it is stored
         weights = {name: TargetTensors.values(head, name) for name in sizes.shapes}
         output = TargetTensors.values(head, "output.weight")
-        n, *right = training.Trainer(sizes, weights, output, None, 3e-3, 30).accepted(batch).tolist()
+        n, *right = training.Trainer(sizes, weights, output, target, 3e-3, 30).accepted(batch).tolist()
     rig = Rig(name, "reference", model=tmp_path / "head.gguf")
-    drafted = np.zeros(training.N_STEPS, int)
+    drafted = np.zeros(N_STEPS, int)
     history = np.int32(text)
     for end in range(1, len(text) - 3):
         rig.feed(0, end, text=history[:-1])
-        draft = rig.draft(history[: end + 1], training.N_STEPS)
-        drafted += np.cumprod(np.equal(draft, text[end + 1 : end + 1 + training.N_STEPS]))
+        draft = rig.draft(history[: end + 1], N_STEPS)
+        drafted += np.cumprod(np.equal(draft, text[end + 1 : end + 1 + N_STEPS]))
     rig.loader.close()
     assert n == len(text) - 4
     assert drafted.tolist() == right
@@ -265,7 +270,7 @@ def test_no_head_takes_the_place_of_a_model_or_a_text(learn, model, name):
     before = (model / name).read_bytes()
     code, _, err = learn(model / name)
     assert code == 2
-    assert f"-o: {model / name} exists and is no EAGLE-3 head; it is left as it is" in err
+    assert f"-o: {model / name} exists and is no head; it is left as it is" in err
     assert (model / name).read_bytes() == before
 
 
@@ -334,14 +339,14 @@ def test_a_head_is_learnt_from_texts(learn, model, texts, tmp_path):
 def test_a_training_goes_on_from_heads_of_its_kind_alone(tmp_path):
     file = tiny_file(target_of("eagle3-llama"))
     plan = plan_of(file, REGISTRY)
-    sizes, target = HeadSizes.for_target(plan, "it", 96), TargetTensors(file, plan)
+    sizes, target = HeadSizes.for_target(file, plan, "it", 96), TargetTensors(file, plan)
     other = evolve(sizes, n_ff=64, n_heads=1, n_kv_heads=1, layers=(0, 1, 2), rope_base=500.0)
-    weights = first_weights(other, target, np.ones(3 * sizes.n_embd, np.float32), 1)
+    weights = other.first_weights(target, ones(sizes), 1)
     tokens = np.arange(96, dtype=np.int32)
     write_head(tmp_path / "head.gguf", other, file, tokens, weights, target.output(tokens))
     head = ModelFile.open(tmp_path / "head.gguf")
     assert sizes.of_head(head, file, plan) == other
-    assert all(found.shape == other.shapes[name] for name, found in weights_of(head, other).items())
+    assert all(found.shape == other.shapes[name] for name, found in other.weights_of(head, {}, target).items())
     export.write_folder(tmp_path / "folder", head)
     assert sizes.of_head(open_model(tmp_path / "folder", REGISTRY, Progress()), file, plan) == other
     for metadata, tensors, match in (
@@ -376,7 +381,7 @@ def test_a_conversation_is_written_by_the_template_with_its_tools_and_variables(
 def test_what_answers_are_made_of_is_kept_and_is_that_of_a_second_pass(model, tmp_path, monkeypatch, spec_type):
     monkeypatch.setattr("augury.plugins.learn.corpus._N_PIECE", 80)
     with ModelFile.open(model / "model.gguf") as file:
-        sizes = HeadSizes.for_target(plan_of(file, REGISTRY), "it", N_DRAFTED)
+        sizes = HeadSizes.for_target(file, plan_of(file, REGISTRY), "it", N_DRAFTED)
     prompts, n_most = read_prompts(model / "prompts.jsonl"), 7 * 192 - 5
     how = {"threads": 1, "n_ctx": 512, "slots": 3, "spec_type": spec_type, "spec_fixed": True}
     with Engine.load(model / "model.gguf", **how) as engine, Recorded(tmp_path / "head.gguf.learn") as recorded:
@@ -479,7 +484,7 @@ def test_features_come_to_one_scale():
     kept[0] = 1000  # of a first token
     recorded = SimpleNamespace(sizes=sizes, window=lambda piece, start, n: kept[start : start + n])
     corpus = fitting.Corpus(recorded, None, [Piece(np.zeros(41, np.int32))] * 2, 1, np.int32([0]))
-    weights = first_weights(sizes, SimpleNamespace(norm=np.ones(8, np.float32)), corpus.spread(), 1)
+    weights = sizes.first_weights(SimpleNamespace(norm=np.ones(8, np.float32)), corpus.sample(), 1)
     read = kept[8:, :24].astype(np.float32)
     read *= weights["enc.output_norm.weight"] / np.sqrt((read**2).mean(axis=1, keepdims=True))
     assert np.sqrt((read**2).mean(axis=0)) == pytest.approx(1, rel=1e-3)
@@ -488,7 +493,7 @@ def test_features_come_to_one_scale():
 def test_a_position_attends_to_itself_at_first():
     sizes = HeadSizes(32, 512, 64, 4, 4, head_dim=128, n_rot=128, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
     target = SimpleNamespace(norm=np.ones(512, np.float32))
-    weights = first_weights(sizes, target, np.ones(1536, np.float32), 1)
+    weights = sizes.first_weights(target, ones(sizes), 1)
     read = np.random.default_rng(4).standard_normal((12, 1024), np.float32)
     query, key = ((read @ weights[f"blk.0.attn_{each}.weight"].T).reshape(12, 4, 128) for each in "qk")
     assert (np.einsum("phd,shd->hps", query, key).argmax(axis=-1) == np.arange(12)).all()
@@ -524,7 +529,7 @@ def trained():
         trainer.step = step
         corpus = SimpleNamespace(rows=[[]] * n_rows, batch=list, accepted=lambda trainer: [next(shares)])
         recorded = SimpleNamespace(load=saved.get, save=saved.__setitem__)
-        how = {"n_batches": n_epochs * -(-n_rows // 4)} | how
+        how = {"n_batches": n_epochs * -(-n_rows // 4), "n_stages": N_STEPS} | how
         fitting.fit(trainer, recorded, corpus, 1, lambda *told: None, told.append, kept.append, **how)
         return learnt, told, [weights["n"] for weights in kept]
 
@@ -557,15 +562,15 @@ def test_products_that_round_are_exact_where_nothing_is_to_be_rounded():
     def loss(product):
         return lambda x, rows: (product(x, rows) * wanted).sum()
 
-    rounded, exact = (jax.grad(loss(each), (0, 1))(x, rows) for each in (training._product, lambda x, rows: x @ rows.T))
-    assert np.array_equal(training._product(x, rows), x @ rows.T)
+    rounded, exact = (jax.grad(loss(each), (0, 1))(x, rows) for each in (training_math.product, lambda x, rows: x @ rows.T))
+    assert np.array_equal(training_math.product(x, rows), x @ rows.T)
     for found, expected in zip(rounded, exact, strict=True):
         assert np.array_equal(found, expected)
 
 
 @pytest.mark.sample(0)
 def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own(monkeypatch):
-    monkeypatch.setattr(training, "_product", lambda x, rows: x @ rows.T)
+    monkeypatch.setattr(training, "product", lambda x, rows: x @ rows.T)
     rng, n_embd, lengths = np.random.default_rng(5), 8, (9, 2, 13)
     sizes = HeadSizes(32, n_embd, 16, 4, 2, head_dim=2, n_rot=2, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
     weights = {name: rng.standard_normal(shape, np.float32) for name, shape in sizes.shapes.items()}
@@ -586,10 +591,10 @@ def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own(monkeypatch):
                 owners[here] = owners[i].max() + 1
                 at = here[1].stop
         arrays["is_drafted"] = arrays["is_drafted"] > 0
-        trainer = training.Trainer(sizes, weights, output, None, 1e-2, 2)
-        batch = training.TrainingBatch(**arrays, texts=owners, is_there=owners > 0)
+        trainer = training.Trainer(sizes, weights, output, SimpleNamespace(softcap=None), 1e-2, 2)
+        batch = training_math.TrainingBatch(**arrays, texts=owners, is_there=owners > 0)
         right = trainer.accepted(batch)
-        loss = trainer.step(batch)
+        loss = trainer.step(batch, N_STEPS)
         return right.tolist(), loss, {name: values for name, values in trainer.saved().items() if ".mu" in name}
 
     together, apart = learnt([texts]), learnt([[text] for text in texts])

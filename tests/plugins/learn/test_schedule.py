@@ -7,7 +7,7 @@ import pytest
 
 from augury.errors import OptionError
 from augury.plugins.learn import fitting, training
-from augury.plugins.learn.head import N_BATCH, N_ROW, HeadSizes
+from augury.plugins.learn.head import N_BATCH, N_ROW, N_STEPS, HeadSizes
 from augury.plugins.learn.schedule import Schedule
 
 SIZES = HeadSizes(32, 8, 16, 4, 4, head_dim=2, n_rot=2, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
@@ -32,9 +32,9 @@ class Machine:
             self.now += self.slower * seconds + 20.0 * (what not in compiled)
             compiled.add(what)
 
-        def step(batch, n_unrolled):
+        def step(batch, stage):
             trainer.n_steps += 1
-            took(self.of_batch * (0.3 + 0.7 * n_unrolled), n_unrolled)
+            took(self.of_batch * (0.3 + 0.7 * stage), stage)
 
         def accepted(batch):
             took(self.of_batch / 2, "accepted")
@@ -67,7 +67,7 @@ class Machine:
         corpus = SimpleNamespace(rows=[[]] * N_BATCH * n_of_epoch, batch=list, accepted=accepted)
         n_batches = schedule.plan(7, n_of_epoch, n_judged)
         nothing = (lambda *told: None,) * 3
-        fitting.fit(trainer, self, corpus, 1, *nothing, n_batches=n_batches, is_over=schedule.is_over)
+        fitting.fit(trainer, self, corpus, 1, *nothing, n_batches=n_batches, is_over=schedule.is_over, n_stages=N_STEPS)
         return trainer.n_steps / n_of_epoch
 
 

@@ -15,7 +15,7 @@ from augury.files.gguf import ModelFile
 from augury.files.models import open_model
 from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.plugins.learn.head import HeadSizes, TargetTensors, draft_vocabulary, first_weights, write_head
+from augury.plugins.learn.head import HeadSizes, Sample, TargetTensors, draft_vocabulary, write_head
 from augury.plugins.published_heads import export
 
 REGISTRY = Registry.discover()
@@ -27,9 +27,9 @@ def learnt(path, target="eagle3-llama"):
     """A head as `augury learn` writes it, its weights and its output before they were quantised."""
     file = tiny_file(target_of(target))
     plan = plan_of(file, REGISTRY)
-    sizes, of_target = HeadSizes.for_target(plan, target, 96), TargetTensors(file, plan)
+    sizes, of_target = HeadSizes.for_target(file, plan, target, 96), TargetTensors(file, plan)
     tokens = draft_vocabulary([np.arange(20, 128)], plan.n_vocab, 96)
-    weights = first_weights(sizes, of_target, np.ones(3 * sizes.n_embd, np.float32), 1)
+    weights = sizes.first_weights(of_target, Sample(np.ones((1, 3 * sizes.n_embd), np.float32), np.zeros(1, np.int32)), 1)
     output = of_target.output(tokens)
     write_head(path, sizes, file, tokens, weights, output)
     return path, sizes, {**weights, "output.weight": output}, tokens
