@@ -1,8 +1,8 @@
 """Plain decoding in chains of passes: a model on a device chooses the tokens between them itself, and is waited for once.
 
-They are for texts whose tokens are the best of each row, which need no host. A text's first token comes with its prompt's
-pass, so a chain keeps none back. None begins while a prompt is read or somebody waits. Whoever comes during one waits for three
-passes more than else, and a request that ends or is cancelled within one wastes as many at most.
+They are for texts whose tokens are the best of each row, which need no host, while their drafters rest. A text's first token
+comes with its prompt's pass, so a chain keeps none back. None begins while a prompt is read or somebody waits. Whoever comes
+during one waits for three passes more than else, and a request that ends or is cancelled within one wastes as many at most.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ if TYPE_CHECKING:
     from augury.engine.context import EngineContext
     from augury.engine.round_pass import RoundPass, ScheduledInput
     from augury.engine.sequence import RunningSequence
+    from augury.speculation.drafting import Drafting
 
 _LONGEST = 4  # passes: a quarter of the wait for each
 
 
-def n_chained(context: EngineContext, sequences: Sequence[RunningSequence]) -> int:
+def n_chained(context: EngineContext, drafting: Drafting, sequences: Sequence[RunningSequence]) -> int:
     """How many passes over a token of each sequence are begun at once; 1 where others than the best may be chosen."""
     if not 0 < 2 * len(sequences) <= context.chain_rows:
         return 1
-    if any([each.is_drafted or each.request.hidden_states or not each.sampler.is_best_allowed for each in sequences]):  # noqa: C419 - as in `RoundRecord`
+    if any([each.request.hidden_states or not each.sampler.is_best_allowed for each in sequences]):  # noqa: C419 - as in `RoundRecord`
         return 1
-    return min([_LONGEST, context.chain_rows // len(sequences), *[each.n_left for each in sequences]])
+    n = min([_LONGEST, context.chain_rows // len(sequences), *[each.n_left for each in sequences]])
+    if drafted := [each for each in sequences if each.is_drafted]:
+        return 1 if drafting.wants_features else 1 + drafting.rest(drafted, n - 1)
+    return n
 
 
 def emit_chain(context: EngineContext, scheduled: ScheduledInput, n_sequences: int, done: RoundPass, row: int) -> Outcome:

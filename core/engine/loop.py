@@ -285,7 +285,7 @@ class Loop:
             found = guarded(self._drafting.propose, limits, n_others, failed=partial(self._end_all, asked))
             choices = dict(zip(asked, found or (), strict=False))  # without drafts they have all ended
         may_chain = self._context.chain_rows and not (n_prompt or self._waiting or self._evaluating)
-        n_more = n_chained(self._context, self._running) - 1 if may_chain else 0
+        n_more = n_chained(self._context, self._drafting, self._running) - 1 if may_chain else 0
         scheduled: list[ScheduledInput] = []  # in every step of a round so: list[ScheduledInput]() takes forty times as long
         for each in sequences:
             if (choice := choices.get(each)) is None and each in has_drafters:  # it has ended

@@ -170,17 +170,16 @@ class Drafting:
 
     # Before a pass
 
-    def rest(self, sequences: Sequence[DraftedSequence]) -> bool:
-        """Let the drafters of all these sequences rest in this round, unless some are to be asked; says whether they do.
+    def rest(self, sequences: Sequence[DraftedSequence], n_most: int = 1) -> int:
+        """Let the drafters of all these sequences rest for the next rounds, until some are to be asked; returns for how many.
 
-        Then the round is plain decoding's: nothing is proposed or settled, and drafters hear of it when they wake.
+        These rounds are plain decoding's: nothing is proposed or settled, and drafters hear of them when they wake.
         """
         of = [self._drafters[each.slot] for each in sequences]
-        if [each for each in of if not each.n_resting]:
-            return False
+        n = min([n_most, *[each.n_resting for each in of]])
         for each in of:
-            each.n_resting, each.n_rested = each.n_resting - 1, each.n_rested + 1
-        return True
+            each.n_resting, each.n_rested = each.n_resting - n, each.n_rested + n
+        return n
 
     def propose(self, limits: Sequence[tuple[DraftedSequence, int]], n_others: int) -> list[VerifiedNodes]:
         """The drafts that each sequence takes into the round.

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.toys import ScriptedDrafter, ToyModel, toy_engine
+from support.toys import ScriptedDrafter, ToyModel, planner_of, toy_engine
 
 from augury.engine.chain import n_chained
 from augury.errors import ModelFileError
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import DraftPlanner
 
 GREEDY = {"temperature": 0.0}
 ROWS = 42
@@ -100,10 +102,27 @@ def test_no_chain_is_begun_where_the_host_chooses_or_sees_every_token(params):
         assert model_of(engine).chains == []
 
 
-def test_no_chain_is_begun_for_a_request_with_drafters():
-    with toy_engine(target=Chained, drafter=lambda model: ScriptedDrafter(model, [(0, 0)])) as engine:
-        engine.generate([1, 2], max_tokens=6, **GREEDY)
-        assert model_of(engine).chains == []
+class Resting(DraftPlanner):
+    """Lets drafters rest for six tokens after each that they are asked for."""
+
+    def n_resting(self, drafters):
+        return 6
+
+
+@pytest.mark.parametrize(
+    ("planner", "wants_features", "chains"), [(None, False, []), (Resting, False, [4, 2]), (Resting, True, [])]
+)
+def test_requests_with_drafters_have_chains_while_these_rest_alone(planner, wants_features, chains):
+    costs = PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 9.0)], 64)
+    how = {} if planner is None else {"planner": planner_of(costs, False, kind=planner)}
+    found = []
+    for kind in (ToyModel, Chained):
+        with toy_engine(target=kind, drafter=lambda model: ScriptedDrafter(model, [(0, 1)]), **how) as engine:
+            model, engine._worker._loop._drafting.wants_features = model_of(engine), wants_features
+            result = engine.generate([1, 2], max_tokens=16, **GREEDY)
+            found.append((result.tokens, result.stats.n_rounds, result.stats.draft_lengths, engine._drafters[0].n_calls))
+    assert found[0] == found[1]
+    assert model.chains[:2] == chains
 
 
 def test_no_chain_is_begun_while_somebody_waits_or_a_prompt_is_read():
@@ -168,8 +187,8 @@ def test_a_chain_has_rows_for_all_sequences_and_goes_past_no_limit(rows, n_left,
         "sampler": SimpleNamespace(is_best_allowed=True),
     }
     sequences = [SimpleNamespace(n_left=each, **given) for each in (20, n_left, 30)]
-    assert n_chained(SimpleNamespace(chain_rows=rows), sequences) == n
-    assert n_chained(SimpleNamespace(chain_rows=rows), []) == 1
+    assert n_chained(SimpleNamespace(chain_rows=rows), None, sequences) == n
+    assert n_chained(SimpleNamespace(chain_rows=rows), None, []) == 1
 
 
 @pytest.mark.parametrize(
