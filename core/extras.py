@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from importlib import metadata
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+from augury.errors import UnsupportedError
 
 
 def install_command(extra: str) -> str:
@@ -20,3 +23,14 @@ def install_command(extra: str) -> str:
         return f"pip install -e '{url2pathname(urlsplit(url).path)}[{extra}]'"
     version_control = origin.get("vcs_info", {}).get("vcs")
     return f"pip install 'augury[{extra}] @ {f'{version_control}+' if version_control else ''}{url}'"
+
+
+def require_libraries(what: str, extra: str, *modules: str) -> None:
+    """Look for the libraries of an extra; `what` begins the error, as in "the server needs".
+
+    Raises:
+        UnsupportedError: Some are not installed.
+    """
+    if missing := [name for name in modules if find_spec(name) is None]:
+        advice = f"install the extra: {install_command(extra)}"
+        raise UnsupportedError(f"{what} {' and '.join(missing)}, not installed here; {advice}")

@@ -22,7 +22,7 @@ from augury.errors import (
     QueueFullError as QueueFullError,
     UnsupportedError as UnsupportedError,
 )
-from augury.extras import install_command as install_command
+from augury.extras import install_command as install_command, require_libraries as require_libraries
 from augury.files.atomic_file import (
     AtomicFile as AtomicFile,
     is_being_written as is_being_written,

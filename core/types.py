@@ -80,11 +80,7 @@ class ModelOptions:
         return f"{self.n_slots} slot{'s' * (self.n_slots > 1)} of {self.n_ctx} tokens"
 
     def check_cache_types(self, plan: ModelPlan) -> None:
-        """Refuse cache types that do not exist, or that cannot hold heads of a plan's size.
-
-        Raises:
-            UnsupportedError: Either of the two.
-        """
+        """Raise an UnsupportedError where cache types do not exist, or cannot hold heads of a plan's size."""
         for flag in ("cache_type_k", "cache_type_v"):
             if (found := getattr(self, flag)) not in CACHE_TYPES:
                 raise UnsupportedError(f"{flag} is {found!r}, expected one of {', '.join(CACHE_TYPES)}")
@@ -113,9 +109,6 @@ class Allocation:
     purpose: str
     n_bytes: int
     device: str = CPU  # in whose memory
-
-
-# Drafting and verification
 
 
 @frozen(eq=False, init=False)
@@ -149,15 +142,9 @@ class Draft:
 
     @classmethod
     def of_table(cls, table: np.ndarray) -> Draft:
-        """A copy of (3, k) int32, in less time than of three rows: the tokens, parents and evidence of a tree.
-
-        >>> draft = Draft.of_table(np.array([[5, 6, 7], [-1, 0, 0], [2, 2, 1]], np.int32))
-        >>> draft.tokens.tolist(), draft.parents.tolist(), draft.evidence.tolist()
-        ([5, 6, 7], [-1, 0, 0], [2, 2, 1])
-        """
-        tokens, parents, evidence = np.frombuffer(table.tobytes(), _INT32).reshape(table.shape)
-        made = cls.__new__(cls)
-        made.__attrs_init__(tokens, parents, None, None, evidence)
+        """A copy of a tree's tokens, parents and evidence, (3, k) int32, in less time than of three rows."""
+        rows = np.frombuffer(table.tobytes(), _INT32).reshape(table.shape)
+        (made := cls.__new__(cls)).__attrs_init__(rows[0], rows[1], None, None, rows[2])
         return made
 
     def __len__(self) -> int:

@@ -66,3 +66,4 @@ from augury.backends.numba_cpu.operations import (
 )
 
 kernel = package_kernel
+del package_kernel  # which has this name alone here

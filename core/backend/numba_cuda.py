@@ -50,3 +50,4 @@ from augury.backends.numba_cuda.operations import (
 )
 
 kernel = package_kernel
+del package_kernel  # which has this name alone here

@@ -6,7 +6,6 @@ import argparse
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,8 @@ import numpy as np
 from attrs import frozen
 
 from augury import Registry, cli
-from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
-from augury.extras import install_command
+from augury.errors import CapacityError, ModelFileError, OptionError
+from augury.extras import require_libraries
 from augury.files.gguf import ModelFile
 from augury.files.models import open_model, resolve
 from augury.interfaces import Progress
@@ -167,10 +166,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     if bool(args.file) == (args.prompts is not None):
         found = "both" if args.file else "neither"
         raise OptionError(f"{found} of -f and --prompts; give texts with -f, or prompts for the model to answer with --prompts")
-    if find_spec("jax") is None or find_spec("optax") is None:
-        raise UnsupportedError(
-            f"learning needs jax and optax, and one is not installed; the extra has both: {install_command('learn')}"
-        )
+    require_libraries("learning needs", "learn", "jax", "optax")
     _check_output(args.output)
     if args.first is not None and Path(args.first).resolve() == args.output.resolve():
         raise OptionError(f"--from and -o are both {args.output}; name another file with -o, for a training that is taken up")

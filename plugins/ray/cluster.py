@@ -8,12 +8,11 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from augury import Registry
-from augury.errors import AuguryError, UnsupportedError
-from augury.extras import install_command
+from augury.errors import AuguryError
+from augury.extras import require_libraries
 
 LOCAL = "local"
 _ENVIRONMENT = {  # of Ray, where the user says nothing else
@@ -35,8 +34,7 @@ _OBJECT_BYTES = 80 << 20  # of the memory for objects, of which prompts and toke
 
 def check_ray(what: str) -> None:
     """Raises UnsupportedError where Ray is not installed; `what` begins the message, as in "--ray needs"."""
-    if find_spec("ray") is None:
-        raise UnsupportedError(f"{what} ray, not installed here; install the extra: {install_command('ray')}")
+    require_libraries(what, "ray", "ray")
     _set(_ENVIRONMENT)
 
 

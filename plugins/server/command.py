@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -36,16 +35,24 @@ from augury.cli import (
     use_template,
     warn_of_synthetic,
 )
-from augury.errors import AuguryError, OptionError, UnsupportedError
-from augury.extras import install_command
+from augury.errors import AuguryError, OptionError
+from augury.extras import require_libraries
 from augury.files.cache import cache_folder
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve, source_of
 from augury.interfaces import Progress
 from augury.options import options_of
 from augury.plugins.learn import head
-from augury.plugins.server.config import ServedModel, ServedModelFlags, ServerFlags, files_of, models_of, named, split
-from augury.plugins.server.libraries import check_libraries
+from augury.plugins.server.config import (
+    LIBRARIES,
+    ServedModel,
+    ServedModelFlags,
+    ServerFlags,
+    files_of,
+    models_of,
+    named,
+    split,
+)
 
 if TYPE_CHECKING:
     from augury.cli import Parser
@@ -85,7 +92,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 
 def _run(parser: Parser, typed: argparse.Namespace) -> int:
-    check_libraries("the server needs")
+    require_libraries("the server needs", "server", *LIBRARIES)
     from augury.plugins.server import process
 
     args, models = served(parser, typed)
@@ -177,10 +184,7 @@ def _learner(args: argparse.Namespace) -> Learner:
     ):
         if is_wrong:
             raise OptionError(f"--learn {reason}")
-    if find_spec("jax") is None or find_spec("optax") is None:
-        raise UnsupportedError(
-            f"--learn needs jax and optax, and one is not installed; the extra has both: {install_command('learn')}"
-        )
+    require_libraries("--learn needs", "learn", "jax", "optax")
 
     def write_first(path: Path) -> None:
         with ModelFile.open(resolve(args.model, args.registry, Progress()), overrides_of(args)) as file:

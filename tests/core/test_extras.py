@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from augury.extras import install_command
+from augury import extras
+from augury.errors import UnsupportedError
+from augury.extras import install_command, require_libraries
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,12 @@ def test_the_command_names_where_augury_came_from(origin, expected, monkeypatch)
 def test_without_a_distribution_it_names_the_index(monkeypatch):
     monkeypatch.setattr(metadata, "distribution", lambda name: (_ for _ in ()).throw(metadata.PackageNotFoundError(name)))
     assert install_command("server") == "pip install 'augury[server]'"
+
+
+def test_missing_libraries_are_named_with_the_extra_that_has_them(monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in {"jax", "optax"} else name)
+    require_libraries("serving needs", "server", "fastapi", "uvicorn")
+    told = f"learning needs jax and optax, not installed here; install the extra: {install_command('learn')}"
+    with pytest.raises(UnsupportedError) as caught:
+        require_libraries("learning needs", "learn", "numpy", "jax", "optax")
+    assert str(caught.value) == told

@@ -17,7 +17,8 @@ from xxhash import xxh3_64_intdigest
 
 from augury.cli import as_json, prompt_of_line, say
 from augury.errors import AuguryError, OptionError
-from augury.plugins.server.libraries import check_libraries
+from augury.extras import require_libraries
+from augury.plugins.server.config import LIBRARIES
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -167,7 +168,7 @@ def _checked(request: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, 
 
 
 def _app_of(engine: Engine, params: Mapping[str, Any], kwargs: Mapping[str, Any]) -> FastAPI:
-    check_libraries("requests in OpenAI's form need")
+    require_libraries("requests in OpenAI's form need", "server", *LIBRARIES)
     from augury.plugins.server.app import make_app
     from augury.plugins.server.models import Models
     from augury.plugins.server.server import Server, ServerOptions

@@ -19,7 +19,7 @@ from oracles.models import tiny_file, tiny_model
 from support.commands import run
 from support.head_rig import REGISTRY, Rig
 
-from augury import Engine
+from augury import Engine, extras
 from augury.batch import Batch
 from augury.cli import Prompt
 from augury.errors import AuguryError, UnsupportedError
@@ -296,7 +296,7 @@ def test_too_little_disk_or_memory_is_told_beforehand(learn, tmp_path, monkeypat
 
 
 def test_without_jax_the_extra_is_named(learn, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     code, _, err = learn(tmp_path / "head.gguf")
     assert code == 1
     assert "[learn]" in err

@@ -72,7 +72,7 @@ def test_a_cluster_that_is_started_here_looks_seldom_where_nothing_else_is_set(m
 
 
 def test_without_the_extra_ray_is_what_is_to_be_installed(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("augury.plugins.ray.cluster.find_spec", lambda _: None)
+    monkeypatch.setattr("augury.extras.find_spec", lambda _: None)
     code, _, err = run(capsys, "batch", prompts(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl", "--ray", "local", *FLAGS)
     assert code == 1
     assert "--ray needs ray, not installed here; install the extra: pip install " in err

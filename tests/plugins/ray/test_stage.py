@@ -167,7 +167,7 @@ def test_a_host_that_is_none_or_several_is_said(hosts):
 
 
 def test_without_the_extra_ray_is_what_is_to_be_installed(monkeypatch):
-    monkeypatch.setattr("augury.plugins.ray.cluster.find_spec", lambda _: None)
+    monkeypatch.setattr("augury.extras.find_spec", lambda _: None)
     with pytest.raises(
         UnsupportedError, match="device ray:host needs ray, not installed here; install the extra: pip install "
     ):

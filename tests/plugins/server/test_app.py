@@ -18,9 +18,9 @@ import pytest
 from support.commands import here, run
 from support.servers import serving
 
+from augury import extras
 from augury.errors import AuguryError
 from augury.extras import install_command
-from augury.plugins.server import libraries
 from augury.plugins.server.app import make_app
 from augury.plugins.server.models import Models
 from augury.plugins.server.server import Server, ServerOptions
@@ -384,7 +384,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys):
 
 
 def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "uvicorn" else name)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "uvicorn" else name)
     code, _, err = run(capsys, "serve", *here())
     assert (code, err.count("\n")) == (1, 1)
     assert f"the server needs uvicorn, not installed here; install the extra: {install_command('server')}" in err
