@@ -221,21 +221,23 @@ def e5_matrix_rates():
 
 
 def e6_products():
-    """Gigabytes of weights per second of a large model's layers, by tokens of a pass, and its time against one token's."""
+    """Gigabytes of weights per second of a large model's layers, by kind of products and tokens, and times of one token's."""
     gpu = Gpu(0)
     copied = _copy_speed(gpu)
     gpu.close()
-    figures, times = {}, {}
-    for name, told in kernels_of(attrs.evolve(LARGE, n_layers=_LAYERS, n_vocab=512), (1, 8, 16, 64)).items():
-        if told["bytes of weights"]:
-            n, (all_us, n_bytes) = int(name.split()[0]), times.get(int(name.split()[0]), (0.0, 0))
-            times[n] = all_us + told["us"] * told["launches"], n_bytes + told["bytes of weights"] * told["launches"]
-    one_us = times[1][0]
-    for n, (us, n_bytes) in times.items():
-        figures |= {f"{n} tokens, GB/s": round(n_bytes / us / 1e3), f"{n} tokens, times of one": round(us / one_us, 2)}
-    slow = [n for n in (1, 8, 16) if figures[f"{n} tokens, GB/s"] < 1e3 * _ENOUGH * copied]
-    rule = f"wait for more than memory at {', '.join(map(str, slow))} tokens" if slow else "read as fast as a copy"
-    return figures | {"a copy, TB/s": copied, "products": rule}
+    figures, slow = {"a copy, TB/s": copied}, []
+    for kind in ("bytes", "halves"):
+        times = {}
+        for name, told in kernels_of(attrs.evolve(LARGE, n_layers=_LAYERS, n_vocab=512), (1, 8, 16, 64), products=kind).items():
+            if told["bytes of weights"]:
+                n, (us, n_bytes) = int(name.split()[0]), times.get(int(name.split()[0]), (0.0, 0))
+                times[n] = us + told["us"] * told["launches"], n_bytes + told["bytes of weights"] * told["launches"]
+        for n, (us, n_bytes) in times.items():
+            figures |= {f"{kind}, {n} tokens, GB/s": round(n_bytes / us / 1e3)}
+            figures |= {f"{kind}, {n} tokens, times of one": round(us / times[1][0], 2)}
+            slow += [f"{kind} at {n}"] if n <= 16 and n_bytes / us < 1e6 * _ENOUGH * copied else []
+    rule = f"wait for more than memory: {', '.join(slow)} tokens" if slow else "read as fast as a copy"
+    return figures | {"products": rule}
 
 
 def _copy_speed(gpu):

@@ -1,7 +1,6 @@
 """The least time of every launch of a pass: the slowest of bytes from memory, bytes from L2 and instructions, and its own.
 
-    python tests/gpu/roofline.py OUT.json            of products of bytes
-    python tests/gpu/roofline.py OUT.json halves     of halves, see docs/cuda.md
+    python tests/gpu/roofline.py OUT.json
 
 Kernels are compiled for 9.0, without a GPU, or taken from the cache of machine code. Launches are those of the models that
 docs/benchmarks.md measures. What a loop of products issues is read from machine code; of other kernels all code is counted
@@ -14,6 +13,7 @@ import json
 import re
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -168,17 +168,17 @@ def codes_of(kernels) -> dict[str, Code]:
     return dict(zip(binaries, map(code_of, disassembled(codes, (9, 0))), strict=True))
 
 
-def sums(*, as_halves=False) -> dict[str, dict[str, float]]:
-    """Microseconds of passes by model and tokens, those of each stage and how many launches there are."""
+def sums() -> dict[str, dict[str, float]]:
+    """Microseconds of passes by model, tokens and kind of products, those of each stage and how many launches there are."""
     from gpu.models import LARGE, MIDDLE, SMALL
 
     passes = {}
-    for shape in (SMALL, MIDDLE, LARGE):
-        lowering = lowered(shape, as_halves=as_halves)
-        passes |= {(shape, n): launches_of(lowering, shape, n) for n in SIZES}
+    for shape, kind in product((SMALL, MIDDLE, LARGE), ("bytes", "halves")):
+        lowering = lowered(shape, as_halves=kind == "halves")
+        passes |= {(shape, n, kind): launches_of(lowering, shape, n) for n in SIZES}
     codes = codes_of(list(dict.fromkeys(launch.kernel for launches in passes.values() for launch in launches)))
     found = {}
-    for (shape, n), launches in passes.items():
+    for (shape, n, kind), launches in passes.items():
         cache_bytes = shape.n_kv_heads * shape.head_dim * 2 * 2 * (BEFORE + n)
         stages = Counter[str]()
         for launch in launches:
@@ -186,9 +186,9 @@ def sums(*, as_halves=False) -> dict[str, dict[str, float]]:
             stages[stage] += 1e6 * bound.seconds
         stages["all"] = stages.total()
         figures = {name: round(value, 1) for name, value in sorted(stages.items())}
-        found[f"{shape.name}, {n} tokens"] = {"launches": len(launches), **figures}
+        found[f"{shape.name}, {n} tokens, {kind}"] = {"launches": len(launches), **figures}
     return found
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(sums(as_halves="halves" in sys.argv[2:]), indent=1) + "\n")
+    Path(sys.argv[1]).write_text(json.dumps(sums(), indent=1) + "\n")

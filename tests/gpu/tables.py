@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from gpu import probes
@@ -23,6 +24,7 @@ def written(found: Found) -> str:
         _machine(found),
         _speeds(found),
         *_kernels(found),
+        _halves(found),
         _contexts(found),
         _threads(found),
         _probes(found),
@@ -54,7 +56,7 @@ def _speeds(found: Found) -> str:
         ours, theirs = [turns[key] for key in ("augury", "augury again") if key in turns], turns.get("llama.cpp", {})
         if not ours:
             continue
-        columns.append({row: sum(turn[row] for turn in ours) / len(ours) for row in _ROWS if row in ours[0]})
+        columns.append({row: _mean(ours, row) for row in _ROWS if row in ours[0]})
         head.append(f"{name}: augury")
         if any(row in theirs for row in _ROWS):
             columns.append(theirs)
@@ -99,6 +101,23 @@ def _of_kernel(figures: Found, n: int, kernel: str) -> str:
     return ", ".join(map(str, times))
 
 
+def _halves(found: Found) -> str:
+    """Tokens per second by products of bytes, of which there are two turns, and of halves."""
+    turns, columns = found.get("halves", {}), {}
+    for name, kind in product(_MODELS.values(), ("bytes", "halves")):
+        if given := [turns[key] for key in turns if key.startswith(f"{name}, {kind}")]:
+            columns[f"{name}: {kind}"] = given
+    if not columns:
+        return ""
+    rows = [[told, *(_mean(given, row) for given in columns.values())] for row, told in _ROWS.items()]
+    return f"Tokens per second by kinds of products, in turns:\n\n{table(['', *columns], rows)}"
+
+
+def _mean(turns: Sequence[Found], row: str) -> float | None:
+    values = [turn[row] for turn in turns if row in turn]
+    return round(sum(values) / len(values), 1) if values else None
+
+
 def _contexts(found: Found) -> str:
     figures = {name: told for name, told in found.get("contexts", {}).items() if name in _MODELS.values()}
     if not figures:
@@ -118,9 +137,9 @@ def _threads(found: Found) -> str:
     for row in ("decoding", "pass of 8", "prompt of 512"):
         cells = []
         for told in turns.values():
-            ours = [told[key][row] for key in ("augury", "augury again") if key in told]
-            mean, theirs = sum(ours) / len(ours), told.get("llama.cpp", {}).get(row)
-            cells.append(_cell(round(mean, 1)) + ("" if theirs is None else f" / {_cell(theirs)}"))
+            ours = [told[key] for key in ("augury", "augury again") if key in told]
+            theirs = told.get("llama.cpp", {}).get(row)
+            cells.append(_cell(_mean(ours, row)) + ("" if theirs is None else f" / {_cell(theirs)}"))
         rows.append([row, *cells])
     head = ["1.5B on the CPU, threads:", *map(str, turns)]
     return f"Tokens per second by threads, augury / llama.cpp:\n\n{table(head, rows)}"
