@@ -176,9 +176,12 @@ def answers(path, backend, prompts, n, **params):
     return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results], results
 
 
-def test_speculation_changes_nothing(tiny):
+def test_neither_chains_of_passes_nor_speculation_change_anything(tiny, monkeypatch):
+    chains, chain = [], _loaded.CudaModel.forward_chain
+    monkeypatch.setattr(_loaded.CudaModel, "forward_chain", lambda self, *told: (chains.append(told[1]), chain(self, *told))[1])
     prompts = [[20, 21, 22, 23, 20, 21], [183, 184, 185, 190, 183, 184]]  # the model counts up, mostly
     plain, _ = answers(tiny, "numba-cuda", prompts, 4, spec_type="none")
+    assert {*chains} == {3}, "at least of the second text, as nobody waits for its slot"
     found, results = answers(tiny, "numba-cuda", prompts, 4, spec_type="ngram-simple:n=2,m=2", slots=2, spec_fixed=True)
     assert found == plain
     drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
