@@ -120,7 +120,7 @@ class ArrayPass(Pass):
         for i, row in enumerate(rows if k else ()):
             logits = self._array[row]
             if not np.isnan(logits).any():
-                worst = np.partition(logits, n - k)[n - k]
+                worst = -np.partition(-logits, k - 1)[k - 1]  # from the other side many -inf take 16 times as long
                 above = np.flatnonzero(logits > worst)
                 found = np.concatenate([above, np.flatnonzero(logits == worst)[: k - len(above)]])
                 ids[i] = found[np.lexsort((found, -logits[found]))]
