@@ -21,7 +21,7 @@ from augury.backends.numba_cuda.kernels.matmul import (
     OF_TILES,
 )
 from augury.backends.numba_cuda.kernels.routes import CombineArgs
-from augury.backends.numba_cuda.kernels.stream import MULTIPLY_HALVES, STREAM_TILES
+from augury.backends.numba_cuda.kernels.stream import MULTIPLY_HALVES, STREAM_TILES, TILES_AT_ONCE
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import (
     MATRIX_ROWS,
@@ -34,6 +34,8 @@ from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, units_of
 from augury.backends.numba_cuda.weights import Matrix
 
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
+_BLOCKS_AT_ONCE = 3 * _BLOCKS_ENOUGH  # whose warps ask for enough bytes at once
+_MOST_TILES, _NEAREST_BYTES = 8, 128 << 10  # tiles; of a cache for each multiprocessor, which has more
 SPLIT_BUFFERS = {  # of products whose cuts have blocks of their own: of fewer blocks than enough, with 16 tokens
     "parts of products": 4 * _BLOCKS_ENOUGH * MOST_CUTS * MATRIX_THREADS * MATRIX_TILE // 2,
     "counters": 4 * _BLOCKS_ENOUGH,
@@ -44,7 +46,7 @@ WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
 def tile_of(matrix: Matrix, n_tokens: int, *, is_output: bool = False) -> int:
     """How many tokens share a reading of weights: as many as there are, unless there would be few blocks."""
     if matrix.is_halved:
-        return _stream_tile(n_tokens)
+        return _stream_tile_of(matrix, n_tokens)
     if matrix.format.is_float or n_tokens <= FEW_TOKENS:
         return next((each for each in TILES if each >= n_tokens), TILES[-1])
     if is_output:  # few tokens have logits, as a rule
@@ -54,7 +56,19 @@ def tile_of(matrix: Matrix, n_tokens: int, *, is_output: bool = False) -> int:
     return max(fitting, default=MATRIX_TILE)
 
 
-def _stream_tile(n_tokens: int) -> int:
+def _stream_tile_of(matrix: Matrix, n_tokens: int) -> int:
+    """Likewise of weights that are multiplied as halves."""
+    most = stream_tile(n_tokens)
+    fitting = (
+        tile
+        for tile in STREAM_TILES
+        if MATRIX_TILE <= tile <= most and -(-matrix.n_tiles // TILES_AT_ONCE[tile]) * -(-n_tokens // tile) >= _BLOCKS_ENOUGH
+    )
+    return max(fitting, default=min(most, MATRIX_TILE))
+
+
+def stream_tile(n_tokens: int) -> int:
+    """How many tokens may share a reading of weights that are multiplied as halves."""
     return next((each for each in STREAM_TILES if each >= n_tokens), STREAM_TILES[-1])
 
 
@@ -74,7 +88,7 @@ def launch_of_halving(matrix: Matrix, x: Operand, tiles: Tiles, which: int) -> L
 
 def launch_of_halves(matrix: Matrix, x: Operand, to: DeviceRows, column: int, tiles: Tiles, mode: int, which: int) -> Launch:
     """The kernel of one matrix and rows that are halves; see `kernels.stream`."""
-    kernel = MULTIPLY_HALVES[matrix.format.name, _stream_tile(tiles.n_rows)]
+    kernel = MULTIPLY_HALVES[matrix.format.name, stream_tile(tiles.n_rows)]
     given: Arguments = {
         "w": matrix.arguments,
         "x": x.as_halves(tiles.n_places),
@@ -83,8 +97,17 @@ def launch_of_halves(matrix: Matrix, x: Operand, to: DeviceRows, column: int, ti
         "column": column,
     }
     given |= {"mode": mode, "which": OF_TILES if which == OF_ROUTES else which}
-    grid, n_slices = (matrix.n_tiles, tiles.n), slices_of(matrix.n_cols)[2]
-    return Launch.of(kernel, grid, WARP * n_slices, tiles.at, **given)
+    n_of_block, n_slices = _tiles_of_block(matrix, tiles), slices_of(matrix.n_cols)[2]
+    grid = (-(-matrix.n_tiles // n_of_block), tiles.n)
+    return Launch.of(kernel, grid, WARP * n_slices, tiles.at, **given, n_of_block=n_of_block)
+
+
+def _tiles_of_block(matrix: Matrix, tiles: Tiles) -> int:
+    """How many tiles of rows a block takes: of few tokens as many in turn as leave enough blocks, of many those at once."""
+    tile = stream_tile(tiles.n_rows)
+    if TILES_AT_ONCE[tile] > 1 or 2 * tile * matrix.n_cols > _NEAREST_BYTES:
+        return TILES_AT_ONCE[tile]
+    return max(1, min(_MOST_TILES, matrix.n_tiles * tiles.n // _BLOCKS_AT_ONCE))
 
 
 def launch_of(

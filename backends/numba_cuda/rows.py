@@ -12,6 +12,7 @@ from augury.backends.numba_cuda.kernels.halves import GROUP, STEP, RowsArgs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import OF_TILES
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
+from augury.backends.numba_cuda.kernels.stream import STREAM_TILES
 from augury.backends.numba_cuda.kernels.sums import TILES, SourceArgs
 from augury.blocks import Norm
 
@@ -52,6 +53,7 @@ class Operand:
     width: int  # in whole units
     as_floats: bool = False
     as_bytes: bool = False
+    is_halved: bool = False  # the norm that makes it has made halves, too
 
     @property
     def target(self) -> Any:
@@ -93,8 +95,10 @@ class Tiles:
 
     @property
     def n_places(self) -> int:
-        """How many rows there may be, of all tiles."""
-        return self.n_most or self.n * self.n_rows
+        """How many rows have room, of all tiles: as many whatever the tiles' sizes."""
+        n = self.n * self.n_rows
+        whole = next((each for each in STREAM_TILES if each >= n), STREAM_TILES[-1])
+        return self.n_most or -(-n // whole) * whole
 
     @property
     def n_apart(self) -> int:

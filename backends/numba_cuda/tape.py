@@ -14,13 +14,22 @@ from augury.backends.numba_cuda.device import Arguments, Copy, Launch, Pointer
 from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS, GateArgs
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, Kernel
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
+from augury.backends.numba_cuda.kernels.halves import norm_halves, slices_of
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_ROWS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
 from augury.backends.numba_cuda.kernels.norm import NormedArgs, PartArgs, blend_rows, norm_parts, norm_rows
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine_rows
 from augury.backends.numba_cuda.kernels.splits import SPLIT
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
-from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_gated, launch_of_halving, launch_of_two, tile_of
+from augury.backends.numba_cuda.products import (
+    WARPS,
+    launch_of,
+    launch_of_gated,
+    launch_of_halving,
+    launch_of_two,
+    stream_tile,
+    tile_of,
+)
 from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, halves_bytes, units_of
 from augury.backends.numba_cuda.weights import Matrix, Weights
 from augury.blocks import Activation, GateKind, Linear, Matrices, Norm
@@ -138,7 +147,11 @@ class Tape:
         if norm in self._normed:
             return self._normed[norm]
         to = self.operand("normed", self.x.width, parts)
-        to = evolve(to, as_floats=to.as_floats or as_floats)
+        is_halved = norm is not None and all(isinstance(part, Linear) and self.weights.is_halved(part) for part in parts)
+        if is_halved and parts and self.x.width % 4 == 0:
+            to = evolve(to, as_floats=as_floats, is_halved=True)
+        else:
+            to = evolve(to, as_floats=to.as_floats or as_floats)
         self.norm_seen(norm, to, is_output=is_output)
         return to
 
@@ -267,8 +280,16 @@ class Tape:
             arguments["norm"] = self.weights.norm_arguments(norm, n_alike)
             if norm is not None and n_alike > 1:
                 params["step"] = size * (1 if norm.bias is None else 2)
-        grid = (self.size.n_tokens, n_groups)
-        self.launch(norm_rows, grid, THREADS, params=NormedArgs(**params, is_output=is_output), **arguments)
+        grid, given = (self.size.n_tokens, n_groups), NormedArgs(**params, is_output=is_output)
+        if place.is_halved:
+            n_steps, n_of_slice, n_slices = slices_of(size)
+            n = self.size.n_rows if is_output else self.size.n_tokens
+            tile = stream_tile(n)
+            arguments |= {"to": place.as_halves(tile * -(-n // tile)), "floats": place.floats}
+            arguments |= {"width": place.width if place.as_floats else 0, "n_steps": n_steps, "n_of_slice": n_of_slice}
+            self.launch(norm_halves, grid, THREADS, params=given, n_slices=n_slices, **arguments)
+        else:
+            self.launch(norm_rows, grid, THREADS, params=given, **arguments)
 
     def multiply(self, x: Operand, products: Sequence[tuple[Linear, int]], to: DeviceRows, *, adds: bool = False) -> None:
         """Multiply rows by matrices, each with the column where its products begin; store them, or add to stored values."""
@@ -360,7 +381,7 @@ class Tape:
     def _halve(self, x: Operand, matrices: Sequence[Matrix], tiles: Tiles | None = None, *, is_output: bool = False) -> None:
         """Write that halves are made of rows, or of those of tiles, if there are matrices that are multiplied with halves."""
         halved = next((matrix for matrix in matrices if matrix.is_halved), None)
-        if halved is None:
+        if halved is None or x.is_halved:
             return
         which = tiles.which if tiles is not None else OF_OUTPUT if is_output else OF_TOKENS
         tiles = tiles or self._tiles(halved, is_output=is_output)

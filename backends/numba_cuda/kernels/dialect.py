@@ -149,6 +149,17 @@ if SIMULATED:
         """Four floats, with the added products of 16 x 16 and 16 x 8 halves, by `mma.m16n8k16` of compute capability 9.0."""
         return meet(((a, b, c, d, p, q), sums), _added)
 
+    def add_halves(sums, at, w, x):
+        """Add to four floats, from a place on, the products of four such pairs of matrices in turn: 16 words of W, 8 of x."""
+        sums[at : at + 4] = meet((w, x, sums[at : at + 4]), _added_in_turn)
+
+    def _added_in_turn(values):
+        w, x, sums = (np.array(each) for each in zip(*values, strict=True))
+        for k in range(4):
+            held = np.concatenate([w[:, 4 * k : 4 * k + 4], x[:, 2 * k : 2 * k + 2]], axis=1)
+            sums = _added(list(zip(held, sums, strict=True)))
+        return sums
+
     def _added(values):
         held, sums = zip(*values, strict=True)
         first, second = _matrices(np.array(held, np.uint32).view(np.uint16), 2)
@@ -201,6 +212,20 @@ else:
 
     warp_max, warp_sum = _over((1, 2, 4, 8, 16), larger), _over((1, 2, 4, 8, 16), add)
     quad_max, quad_sum = _over((1, 2), larger), _over((1, 2), add)
+
+    @lane
+    def add_halves(sums, at, w, x):
+        """Add to four floats, from a place on, the products of four such pairs of matrices in turn: 16 words of W, 8 of x."""
+        for k in range(4):
+            sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = mma_halves(
+                w[4 * k],
+                w[4 * k + 1],
+                w[4 * k + 2],
+                w[4 * k + 3],
+                x[2 * k],
+                x[2 * k + 1],
+                *(sums[at], sums[at + 1], sums[at + 2], sums[at + 3]),
+            )
 
     @lane
     def warp_sums(sums, n):

@@ -19,9 +19,11 @@ from functools import partial
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu
-from augury.backends.numba_cuda.kernels.dialect import SLICES, WARP, cuda, kernel, lane, record, warp_max
+from augury.backends.numba_cuda.kernels.dialect import SLICES, THREADS, WARP, cuda, kernel, lane, record, warp_max
 from augury.backends.numba_cuda.kernels.formats import FORMATS, UNIT, Format
+from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS, ROWS
 from augury.backends.numba_cuda.kernels.matmul import OF_ROUTES, tile_of_block
+from augury.backends.numba_cuda.kernels.norm import NOTHING, NormArgs, NormedArgs, add_norm_of_row, moments, normed
 from augury.backends.numba_cuda.kernels.routes import token_at
 
 STEP = 64  # columns
@@ -30,6 +32,7 @@ HEADER = 4  # words, so that the others lie at multiples of 16 bytes
 _QUAD_WORDS, _LANE_WORDS = MATRIX_ROWS * STEP // UNIT, 4 * WARP  # of a plane: a word of each unit, or one of each lane and unit
 X_WORDS = GROUP * STEP // 2  # of a step of tokens' rows
 
+_WARPS = THREADS // WARP
 RowsArgs = record("RowsArgs", w="halves", f="powers", i="n_groups")
 """Tokens' rows: of each step those of `n_groups` of eight, and what a slice's sums are multiplied with, (rows, slices)."""
 
@@ -78,8 +81,16 @@ def _powers(most):
 
 @lane
 def _two(a, b, power):
-    low, high = gpu.half_of_float(gpu.mul(gpu.float_of(a), power)), gpu.half_of_float(gpu.mul(gpu.float_of(b), power))
+    low, high = gpu.half_of_float(gpu.mul(a, power)), gpu.half_of_float(gpu.mul(b, power))
     return np.uint32(low | high << np.uint32(16))
+
+
+@lane
+def _put_four(a, b, c, d, column, row, power, to):
+    """Store four values of a row from a column on, times a power of two."""
+    at = (column // STEP * to.n_groups + row // GROUP) * X_WORDS + row % GROUP * 16
+    at += column % STEP // UNIT * (X_WORDS // 2) + column % 16 + column % UNIT // 16 * 2
+    to.halves[at], to.halves[at + 1] = _two(a, c, power), _two(b, d, power)
 
 
 @lane
@@ -89,9 +100,7 @@ def _store(x, first, n, begin, end, row, power, i, to):
         a = b = c = d = np.uint32(0)
         if column < n:
             a, b, c, d = gpu.load16(x, first + column)
-        at = (column // STEP * to.n_groups + row // GROUP) * X_WORDS + row % GROUP * 16
-        at += column % STEP // UNIT * (X_WORDS // 2) + column % 16 + column % UNIT // 16 * 2
-        to.halves[at], to.halves[at + 1] = _two(a, c, power), _two(b, d, power)
+        _put_four(gpu.float_of(a), gpu.float_of(b), gpu.float_of(c), gpu.float_of(d), column, row, power, to)
 
 
 @kernel("jw", RowsArgs, "iiiiiiii")
@@ -120,6 +129,65 @@ def halve_rows(inputs, x, to, width, size, n_steps, n_of_slice, which, n_tokens,
     if i == 0:
         to.powers[row * (cuda.blockDim.x // WARP) + s] = power
     _store(x, start, size, begin, end, row, inverse, i, to)
+
+
+@lane
+def _normed_four(x, start, norm, column, size, mean, inverse):
+    """Four values of a norm from a column on; beyond `size` 0."""
+    if column >= size:
+        return np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    return (
+        normed(x, start + column, norm, column, size, mean, inverse),
+        normed(x, start + column + 1, norm, column + 1, size, mean, inverse),
+        normed(x, start + column + 2, norm, column + 2, size, mean, inverse),
+        normed(x, start + column + 3, norm, column + 3, size, mean, inverse),
+    )
+
+
+@lane
+def _largest_normed(x, start, norm, begin, end, size, mean, inverse, i):
+    most = np.float32(0)
+    for column in range(begin + 4 * i, end, 4 * WARP):
+        a, b, c, d = _normed_four(x, start, norm, column, size, mean, inverse)
+        most = gpu.larger(gpu.larger(most, gpu.larger(abs(a), abs(b))), gpu.larger(abs(c), abs(d)))
+    return most
+
+
+@lane
+def _store_normed(x, start, norm, begin, end, size, mean, inverse, i, row, power, to, floats, width):
+    for column in range(begin + 4 * i, end, 4 * WARP):
+        a, b, c, d = _normed_four(x, start, norm, column, size, mean, inverse)
+        _put_four(a, b, c, d, column, row, power, to)
+        if column < width:
+            at = row * width + column
+            floats[at], floats[at + 1], floats[at + 2], floats[at + 3] = a, b, c, d
+
+
+@kernel("j", NormedArgs, NormArgs, NormArgs, RowsArgs, "fiiii")
+def norm_halves(inputs, params, y_norm, norm, to, floats, width, n_steps, n_of_slice, n_slices):
+    """Norm whole rows as `norm_rows` does, and make halves of them as `halve_rows`, in one launch.
+
+    Args:
+        inputs, params, y_norm, norm: See `norm_rows`; sizes are multiples of four.
+        to, n_steps, n_of_slice: See `halve_rows`.
+        floats, width: Where the values go as floats, (rows, width), too, unless the width is 0.
+        n_slices: Of a row.
+    """
+    t, thread, parts = cuda.blockIdx.x, np.uint32(cuda.threadIdx.x), cuda.shared.array(_WARPS, np.float32)
+    x, y, size = params.x, params.y, params.size
+    if t >= (inputs[N_ROWS] if params.is_output else inputs[N_TOKENS]):
+        return
+    start = (inputs[ROWS + t] if params.is_output else t) * params.stride
+    if y_norm.kind != NOTHING:
+        add_norm_of_row(y, x, start, t * params.y_stride, size, thread, y_norm, params.is_traded, parts)
+    mean, inverse = moments(x, start, size, THREADS, norm, parts)
+    for s in range(thread // WARP, n_slices, _WARPS):
+        begin, end = STEP * n_of_slice * s, STEP * min(n_steps, n_of_slice * (s + 1))
+        largest = warp_max(_largest_normed(x, start, norm, begin, end, size, mean, inverse, thread % WARP))
+        power, inverse_power = _powers(largest)
+        if thread % WARP == 0:
+            to.powers[t * n_slices + s] = power
+        _store_normed(x, start, norm, begin, end, size, mean, inverse, thread % WARP, t, inverse_power, to, floats, width)
 
 
 @lane

@@ -182,6 +182,14 @@ def _put_normed(inputs, x, norm, start, sizes, found, t, to, firsts, weights):
             )
 
 
+@together
+def add_norm_of_row(y, x, start, at, size, thread, y_norm, is_traded, parts):
+    """Add a norm of a row of y to one of x."""
+    mean, inverse = moments(y, at, size, THREADS, y_norm, parts)
+    _add_normed(x, start, y, at, size, thread, THREADS, y_norm, mean, inverse, is_traded)
+    cuda.syncthreads()
+
+
 @kernel("j", NormedArgs, NormArgs, NormArgs, TargetArgs)
 def norm_rows(inputs, params, y_norm, norm, to):
     """Add a norm of row t of y to that of x, and norm that; where there is no such norm, its kind is NOTHING.
@@ -201,9 +209,7 @@ def norm_rows(inputs, params, y_norm, norm, to):
         return
     start = (inputs[ROWS + t] if is_output else t) * params.stride + group * size
     if y_norm.kind != NOTHING:
-        mean, inverse = moments(y, t * params.y_stride, size, THREADS, y_norm, parts)
-        _add_normed(x, start, y, t * params.y_stride, size, thread, THREADS, y_norm, mean, inverse, params.is_traded)
-        cuda.syncthreads()
+        add_norm_of_row(y, x, start, t * params.y_stride, size, thread, y_norm, params.is_traded, parts)
     if norm.kind == NOTHING:
         return
     first_float, found = t * to.width + group * size, moments(x, start, size, THREADS, norm, parts)

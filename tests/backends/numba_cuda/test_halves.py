@@ -8,11 +8,13 @@ from oracles.models import tiny_file
 from oracles.passes import run_of
 from support.head_rig import REGISTRY
 
-from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, products
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
-from augury.backends.numba_cuda.kernels.dialect import WARP
-from augury.backends.numba_cuda.kernels.halves import RowsArgs, halve_rows, slices_of
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.halves import RowsArgs, halve_rows, norm_halves, slices_of
 from augury.backends.numba_cuda.kernels.matmul import ADD, OF_TOKENS
+from augury.backends.numba_cuda.kernels.norm import RMS, NormArgs, NormedArgs, norm_rows
+from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.stream import EMBED_HALVES, HALVED
 from augury.backends.numba_cuda.repack_halves import repack_halves
 from augury.files.tensor_type import TensorType
@@ -45,11 +47,19 @@ def test_products_are_near_float64_and_depend_on_no_other_token(name):
     assert np.array_equal(product.by_halves(17, mode=ADD), found + found)
 
 
-def test_as_many_tokens_as_a_pass_has_and_any_order_of_threads_give_the_same_bits():
+def test_tiles_that_a_block_takes_in_turn_have_the_bits_of_tiles_by_themselves(monkeypatch):
+    product = Product(SimulatedDevice(), "Q4_0", 3, 5 * 16, 96)
+    found = product.by_halves(3).copy()
+    monkeypatch.setattr(products, "_BLOCKS_AT_ONCE", 2)
+    assert np.array_equal(product.by_halves(3), found)
+
+
+def test_blocks_of_any_number_of_tokens_and_any_order_of_threads_give_the_same_bits(monkeypatch):
     device = SimulatedDevice()
-    product = Product(device, "Q4_0", 70, N_ROWS, 96)
-    found = product.by_halves(70)
-    assert all(np.array_equal(product.by_halves(n), found[:n]) for n in (1, 8, 33))
+    product = Product(device, "Q4_0", 70, 3 * 16, 160)
+    found = product.by_halves(70).copy()  # 16 at once, as blocks are few
+    monkeypatch.setattr(products, "_BLOCKS_ENOUGH", 1)
+    assert all(np.array_equal(product.by_halves(n), found[:n]) for n in (1, 30, 70))  # 8, 32 and 64 at once
     device.is_reversed = True
     assert np.array_equal(product.by_halves(70), found)
 
@@ -98,15 +108,54 @@ def test_rows_of_any_size_become_halves_and_powers(largest):
         assert not np.isfinite(found[:, 0, 5]).any()
 
 
+@pytest.mark.parametrize("has_post_norm", [False, True])
+def test_a_norm_makes_the_halves_that_are_made_of_its_floats(has_post_norm):
+    device, n, n_cols, rng = SimulatedDevice(), 3, 352, np.random.default_rng(7)
+    x, y, weight = (rng.standard_normal(shape, np.float32) for shape in ((n, n_cols), (n, n_cols), n_cols))
+    arrays = {"inputs": np.array([n, n], np.int32), "x": x, "y": y, "weight": weight, "floats": x, "again": x}
+    arrays |= dict.fromkeys(("halves", "other halves"), np.zeros((8, 384), np.float16))
+    arrays |= dict.fromkeys(("powers", "other powers"), np.zeros((n, 8), np.float32))
+    at = {name: device.allocate(array.nbytes, name) for name, array in arrays.items()}
+
+    def written_by(*launches):
+        for name, array in arrays.items():
+            device.write(at[name], array)
+        for launch in launches:
+            device.launch(launch)
+
+    def read(*names):
+        found = [np.empty_like(arrays[name]) for name in names]
+        for name, array in zip(names, found, strict=True):
+            device.read(at[name], array)
+        return found
+
+    n_steps, n_of_slice, n_slices = slices_of(n_cols)
+    norm, steps = NormArgs(at["weight"], RMS, 1e-6), {"n_steps": n_steps, "n_of_slice": n_of_slice}
+    given = {"norm": norm, "params": NormedArgs(at["x"], at["y"], n_cols, n_cols, n_cols, n_cols)}
+    given |= {"y_norm": norm} if has_post_norm else {}
+    to = TargetArgs(at["floats"], width=n_cols, as_floats=1)
+    made = {"x": at["floats"], "to": RowsArgs(at["halves"], at["powers"], 1), "width": n_cols, "size": n_cols, **steps}
+    written_by(
+        Launch.of(norm_rows, (n,), THREADS, at["inputs"], to=to, **given),
+        Launch.of(halve_rows, (8, 1), WARP * n_slices, at["inputs"], which=OF_TOKENS, n_tokens=8, **made),
+    )
+    right = read("x", "floats", "halves", "powers")
+    rows = {"to": RowsArgs(at["other halves"], at["other powers"], 1), "floats": at["again"], "width": n_cols}
+    written_by(Launch.of(norm_halves, (n,), THREADS, at["inputs"], n_slices=n_slices, **rows, **steps, **given))
+    found = read("x", "again", "other halves", "other powers")
+    assert all(np.array_equal(each, wanted) for each, wanted in zip(found, right, strict=True))
+    assert found[2].any()
+
+
 def test_slices_depend_on_columns_alone():
     right = {64: (1, 1, 1), 96: (2, 1, 2), 576: (9, 2, 5), 1536: (24, 4, 6), 4096: (64, 8, 8), 14336: (224, 28, 8)}
     assert {n: slices_of(n) for n in right} == right
 
 
-def loaded(file, products, plan=None, **options):
-    options = ModelOptions(**{"n_slots": 2, "n_ctx": 96, "threads": 1, **options})
+def loaded(file, kind, plan=None):
+    options = ModelOptions(n_slots=2, n_ctx=96, threads=1)
     plan = plan or plan_of(file, REGISTRY)
-    made = make_backend(REGISTRY, products) if products == "reference" else NumbaCuda(NumbaCudaOptions(products=products))
+    made = make_backend(REGISTRY, kind) if kind == "reference" else NumbaCuda(NumbaCudaOptions(products=kind))
     return made.load(file, plan, options, Progress())
 
 
@@ -117,14 +166,13 @@ def nats_between(found, right):
 
 
 def test_a_model_is_at_least_four_times_as_near_the_reference_and_tokens_depend_on_their_past_alone():
-    file = tiny_file("llama-dense-q4_k")
-    rows = {each: loaded(file, each).forward(run_of(TOKENS[:12])).rows().copy() for each in ("reference", "bytes", "halves")}
+    models = {each: loaded(tiny_file("llama-dense-q4_k"), each) for each in ("reference", "bytes", "halves")}
+    rows = {name: model.forward(run_of(TOKENS[:6])).rows().copy() for name, model in models.items()}
     of_bytes, of_halves = (nats_between(rows[each], rows["reference"]) for each in ("bytes", "halves"))
     assert 0 < 4 * of_halves < of_bytes
-    model = loaded(file, "halves")
-    one_by_one = [model.forward(run_of(TOKENS[i : i + 1], start=i)).rows().copy() for i in range(2)]
-    one_by_one += [model.forward(run_of(TOKENS[2:12], start=2)).rows().copy()]
-    assert np.array_equal(np.concatenate(one_by_one), rows["halves"])
+    first = models["halves"].forward(run_of(TOKENS[:1], slot=1)).rows().copy()
+    rest = models["halves"].forward(run_of(TOKENS[1:6], slot=1, start=1)).rows()
+    assert np.array_equal(np.concatenate([first, rest]), rows["halves"])
 
 
 @pytest.mark.sample(0, rest=4)

@@ -14,7 +14,7 @@ from gpu import probes, ptx, roofline
 from augury.backends.numba_cuda.probe import SIMULATOR
 
 CAPABILITIES = ["8.0", "9.0", "10.0"]
-N_KERNELS, N_PARTS = 275, 2  # two processes compile at once
+N_KERNELS, N_PARTS = 276, 2  # two processes compile at once
 pytestmark = [pytest.mark.sample(0), pytest.mark.waits]  # of 0.8 GB of compilers, which make test-all installs; for a process
 
 
