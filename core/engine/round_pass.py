@@ -36,10 +36,12 @@ class ScheduledInput(NamedTuple):
         self, outcome: Outcome, features: Mapping[str, np.ndarray], first: int
     ) -> tuple[int, np.ndarray, dict[str, np.ndarray]]:
         """The position of the first kept token, all of them, and their features; its input begins at `first` in the pass."""
-        slot_input, path = self.slot_input, list(outcome.path)
-        tokens = np.concatenate([slot_input.tokens, slot_input.draft.tokens[path]])
-        places = np.arange(first, first + slot_input.n_tokens - len(slot_input.draft))[len(slot_input.reservation.replay) :]
-        places = np.concatenate([places, first + slot_input.n_tokens - len(slot_input.draft) + np.array(path, np.int64)])
+        slot_input, path, start = self.slot_input, list(outcome.path), first + len(self.slot_input.reservation.replay)
+        drafted, tokens = first + slot_input.n_tokens - len(slot_input.draft), slot_input.tokens
+        places: slice | np.ndarray = slice(start, drafted)
+        if path:
+            tokens = np.concatenate([tokens, slot_input.draft.tokens[path]])
+            places = np.concatenate([np.arange(start, drafted), drafted + np.array(path, np.int64)])
         return self.sequence.n_kept - len(tokens), tokens, {name: values[places] for name, values in features.items()}
 
 

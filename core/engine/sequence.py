@@ -294,7 +294,8 @@ class RunningSequence(DraftedSequence):
     def tell_hidden_states(self, start: int, tokens: np.ndarray, states: Mapping[str, np.ndarray]) -> None:
         """Hand the caller what it asked for of the states (m, F) by name of tokens (m,) int32 in the text from `start` on."""
         if (told := self.request.on_hidden_states) is not None:
-            guarded(told, start, read_only(tokens), {name: read_only(states[name]) for name in self.request.hidden_states})
+            wanted = {name: read_only(states[name].copy()) for name in self.request.hidden_states}
+            guarded(told, start, read_only(tokens), wanted)
 
     def fail(self, error: Exception) -> None:
         """End this request alone with an error, which its caller is told instead of a result."""

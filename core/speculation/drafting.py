@@ -179,6 +179,8 @@ class Drafting:
         n = min([n_most, *[each.n_resting for each in of]])
         for each in of:
             each.n_resting, each.n_rested = each.n_resting - n, each.n_rested + n
+        for profile in self._profiles:
+            profile.n_waited += n
         return n
 
     def propose(self, limits: Sequence[tuple[DraftedSequence, int]], n_others: int) -> list[VerifiedNodes]:
@@ -375,8 +377,7 @@ class Drafting:
                 continue
             if self._planner is not None:
                 drafter.score(proposals, emitted if proposal is None else rule.truth(proposal.draft, emitted, sequence.chance))
-            if outcome.is_stopped:  # the tokens after it were not rejected
-                n_offered = n_accepted
+            n_offered = n_accepted if outcome.is_stopped else n_offered  # the tokens after its end were not rejected
             top: tuple[np.ndarray, ...] = ()
             if (n_top := drafter.profile.n_top) and outcome.top is not None:
                 after, parents, ids, logits = outcome.top
@@ -384,7 +385,7 @@ class Drafting:
             guard.accept(Verdict(n_offered, n_accepted, n_emitted, n_offered > 0, n_proposed, path, *top))
             self._own_s -= guard.seconds
         if self._planner is not None and not outcome.path:
-            proposals.drafters.n_resting = self._planner.n_resting(proposals.drafters.members)
+            proposals.drafters.n_resting = self._planner.n_resting(proposals.drafters.members, is_plain=not choice.nodes)
         self._own_s += perf_counter() - start
 
     def observe_round(self, rounds: Sequence[tuple[VerifiedNodes, Outcome]], n_others: int, pass_s: float) -> None:

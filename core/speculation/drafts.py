@@ -156,6 +156,8 @@ class RequestDrafters:
         self.budget.pass_time(n * plain_s)
         for drafter in self.members:
             drafter.n_missed += n
+            if drafter.profile.is_costly:
+                drafter.profile.budget.pass_time(n * plain_s)
             drafter.n_right = drafter.run = 0  # the next find is another stretch
             drafter.guard.accept(Verdict(0, 0, n, is_used=False))
             seconds += drafter.guard.seconds

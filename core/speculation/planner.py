@@ -89,19 +89,26 @@ class DraftPlanner:
             return []
         return [each for each in able if self._wait(each, 0.0) <= 0]
 
-    def n_resting(self, drafters: Sequence[RequestDrafter]) -> int:
-        """For how many rounds of one token none of a slot's drafters will be asked."""
-        if [each for each in drafters if each.profile.is_costly]:  # `asks` chooses in every round
+    def n_resting(self, drafters: Sequence[RequestDrafter], *, is_plain: bool) -> int:
+        """For how many rounds of one token none of a slot's drafters will be asked; `is_plain`: nothing is verified now.
+
+        A costly drafter that did not promise enough, with nothing beside it, will not do so before it is tried again.
+        """
+        if [each for each in drafters if each.profile.is_costly and (not is_plain or each.n_missed <= 1)]:
             return 0
         return max(min([self._wait(each, self.overhead_s) for each in drafters], default=0), 0)
 
     def _wait(self, drafter: RequestDrafter, overhead_s: float) -> int:
-        """For how many further tokens a lookup is not to be asked, where so many seconds come to its own; not above 0: ask."""
-        profile, ask_s = drafter.profile, drafter.profile.cost.per_ask + overhead_s
+        """For how many further tokens a drafter is not to be asked, where so many seconds come to its own; not above 0: ask."""
+        profile, ask_s = drafter.profile, overhead_s + (0.0 if drafter.profile.is_costly else drafter.profile.cost.per_ask)
         share = ask_s / (CONSTANTS.free * self.token_s)
-        if profile.is_certain or share <= 1 or drafter.gain * self.token_s >= ask_s:
+        if profile.is_certain or share <= 1:
             return 0
-        return min(ceil(share), CONSTANTS.rarely) - drafter.n_missed
+        longest = min(ceil(share), CONSTANTS.rarely)
+        if profile.is_costly:
+            due = profile.interval - profile.n_waited - 1  # the round is not counted yet
+            return min(longest, due) if due > 0 else longest
+        return 0 if drafter.gain * self.token_s >= ask_s else longest - drafter.n_missed
 
     def asks(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[CostlyAsk]:
         """Which costly drafters to ask for how much in a round; of a slot one at most, and one in all by teacher forcing.

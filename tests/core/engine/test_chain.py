@@ -105,7 +105,7 @@ def test_no_chain_is_begun_where_the_host_chooses_or_sees_every_token(params):
 class Resting(DraftPlanner):
     """Lets drafters rest for six tokens after each that they are asked for."""
 
-    def n_resting(self, drafters):
+    def n_resting(self, drafters, *, is_plain):
         return 6
 
 
@@ -123,6 +123,21 @@ def test_requests_with_drafters_have_chains_while_these_rest_alone(planner, want
             found.append((result.tokens, result.stats.n_rounds, result.stats.draft_lengths, engine._drafters[0].n_calls))
     assert found[0] == found[1]
     assert model.chains[:2] == chains
+
+
+def test_a_costly_drafter_waits_as_long_at_rest_and_saves_up_for_its_next_try():
+    costs, found = PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 9.0)], 64), []
+    for kind in (DraftPlanner, Resting):
+        planner = planner_of(costs, True, kind=kind)
+        (profile,) = planner.profiles
+        profile.interval, profile.budget.seconds = 1000, -1.0
+        with toy_engine(drafter=lambda model: ScriptedDrafter(model, [(0, 1)]), planner=planner) as engine:
+            assert engine.generate([1, 2], max_tokens=15, **GREEDY).stats.n_drafted == 0
+            assert engine._drafters[0].n_calls == 0
+        found.append(profile)
+    awake, at_rest = found
+    assert at_rest.n_waited == awake.n_waited == 14
+    assert min(at_rest.budget.seconds, awake.budget.seconds) > -1.0
 
 
 def test_no_chain_is_begun_while_somebody_waits_or_a_prompt_is_read():

@@ -64,10 +64,30 @@ def test_a_lookup_that_takes_more_time_than_it_gives_is_asked_less(seconds, over
     found = []
     for lookup.n_missed in range(14):
         found += [lookup.n_missed] if planner.asked([lookup]) else []
-        assert planner.n_resting([lookup]) == max(asked_after - lookup.n_missed, 0)
+        assert planner.n_resting([lookup], is_plain=True) == max(asked_after - lookup.n_missed, 0)
         assert planner.asked([lookup, model]) == planner.asked([lookup]), "a costly one is asked when it was chosen"
-        assert planner.n_resting([lookup, model]) == 0, "which may be in any round"
     assert found == list(range(asked_after, 14))
+
+
+@pytest.mark.parametrize(
+    ("overhead_s", "n_waited", "n_resting"),
+    [
+        (0.003, 3, 0),  # a round costs nothing
+        (0.02, 3, 3),  # three times what costs nothing
+        (0.1, 3, 4),  # until it is tried
+        (0.1, 9, 12),  # which was put off
+    ],
+)
+def test_a_costly_drafter_that_promised_too_little_rests_until_it_is_tried(overhead_s, n_waited, n_resting):
+    planner = linear(False, True)
+    lookup, model = request_of(planner).every
+    planner.observe_draft(lookup, 4, 0.18)
+    planner.overhead_s, lookup.gain, model.profile.n_waited, model.n_missed = overhead_s, 0.0, n_waited, 5
+    assert planner.n_resting([model], is_plain=True) == n_resting
+    assert planner.n_resting([lookup, model], is_plain=True) == n_resting
+    assert planner.n_resting([lookup, model], is_plain=False) == 0, "others had proposals, and it may be asked without them"
+    model.n_missed = 1
+    assert planner.n_resting([lookup, model], is_plain=True) == 0, "it was asked"
 
 
 def test_a_lookup_that_was_slow_for_a_while_is_costly_so_long_and_a_model_always():
@@ -94,10 +114,10 @@ def test_where_one_lookup_is_asked_the_others_are_for_their_own_time_alone():
         each.gain = 0.0
     planner.overhead_s = 0.02
     first.n_missed, second.n_missed = 4, 2
-    assert planner.n_resting([first, second]) == 1
+    assert planner.n_resting([first, second], is_plain=True) == 1
     assert planner.asked([first, second]) == []
     first.n_missed, second.n_missed = 5, 3
-    assert planner.n_resting([first, second]) == 0
+    assert planner.n_resting([first, second], is_plain=True) == 0
     assert planner.asked([first, second]) == [first, second]
     second.n_missed = 2
     assert planner.asked([first, second]) == [first]
