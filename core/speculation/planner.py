@@ -159,7 +159,8 @@ class DraftPlanner:
         n_most = slot.limit if cost.is_known else min(slot.limit, max(CONSTANTS.probe_length, slot.n_min))
         share = 1 - chance**CONSTANTS.n_wrong_early
         n_beside, beside, expected, replay_s = round(share * n_nodes), rest.expected + share * n_expected, 1.0, 0.0
-        first_s = cost.hopeful_seconds(1, drafter.n_missed)
+        # a round that nobody else is asked for would be plain decoding's, without the time around drafters
+        first_s = cost.hopeful_seconds(1, drafter.n_missed) + (0.0 if slot.by_drafter else self.overhead_s)
         further_s = cost.per_further_token if cost.is_known else 0.0
         for k in range(1, n_most + 1):  # in every round, so without calls
             gain, draft_s = chance**k, first_s + further_s * (k - 1)

@@ -349,6 +349,17 @@ def test_a_drafter_that_turns_out_slow_is_not_asked_in_vain():
     assert drafter.profile.is_costly
 
 
+@pytest.mark.parametrize(("overhead", "is_asked_alone"), [(0.01, True), (5.0, False)])  # of a plain pass
+def test_the_time_around_drafters_counts_where_nobody_else_is_asked(overhead, is_asked_alone):
+    planner = planner_of(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), False, True)
+    (request,) = sure(planner, chance=0.3)
+    for _ in range(2):
+        planner.observe_draft(request.every[1], 1, FAST[1] / 20)
+    planner.overhead_s = overhead * FAST[1]
+    assert bool(planner.asks([slot_of(request)])) == is_asked_alone
+    assert planner.asks([slot_of(request, {0: Draft()})])
+
+
 @pytest.mark.parametrize("n_min", [1, 3])
 def test_a_model_whose_time_is_not_known_drafts_little_at_first(n_min):
     planner = planner_of(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), True)
