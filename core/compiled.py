@@ -99,7 +99,8 @@ class CompiledAhead(Progress):
             self._process = Popen(words, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)  # noqa: S603 - our own words
 
     def wait(self) -> None:
-        """Wait until everything is there that the process could compile."""
+        """Wait until everything is there that the process could compile; from then on none begins."""
+        self._is_asked = True
         if self._process is not None:
             self._process.wait()
 

@@ -30,13 +30,20 @@ def test_modules_are_imported_once_the_backend_compiles(module, cores, tmp_path)
     ahead = CompiledAhead(lambda *each: told.append(each))
     ahead.add([module])
     ahead("read", 0, 2)
-    ahead.wait()
     assert not (tmp_path / "left").exists()
     ahead("compile", 0, 2)
     ahead("compile", 1, 2)
     ahead.wait()
     assert (tmp_path / "left").exists()
     assert told == [("read", 0, 2), ("compile", 0, 2), ("compile", 1, 2)]
+
+
+def test_none_begins_once_the_drafters_are_made(module, cores, monkeypatch):
+    monkeypatch.setattr(compiled, "Popen", lambda *_, **__: pytest.fail("nobody would wait for it"))
+    ahead = CompiledAhead(Progress())
+    ahead.add([module])
+    ahead.wait()
+    ahead("compile", 0, 1)
 
 
 @pytest.mark.parametrize(
