@@ -1,6 +1,7 @@
 """The loops of joint trees, of the choice among their nodes and of the costs of passes: every round runs them, compiled.
 
-A parent stands before its children. The module is imported, which compiles all of it, when a planner is made.
+A parent stands before its children. The module is imported, which compiles all of it, when an engine with
+drafters is made.
 """
 
 import numba

@@ -323,10 +323,8 @@ def draft_successors(rows, is_of_target, pairs, pair_rows, pair_kinds, buckets, 
         How many tokens are drafted.
     """
     n, m = rows.shape[1], draft.shape[1]
-    successors, is_written = (
-        np.empty((m + 1, 2, n), np.int32),
-        np.zeros(m + 1, np.bool_),
-    )  # by node of the draft, after the last
+    # by node of the draft, after the last
+    successors, is_written = np.empty((m + 1, 2, n), np.int32), np.zeros(m + 1, np.bool_)
     write_row(rows, is_of_target, pairs, pair_rows, pair_kinds, buckets, before, last, successors[0])
     is_written[0] = True
     runners_up, n_runners = np.full(n, -1, np.int32), 0

@@ -77,12 +77,7 @@ class BlockSizes(HeadSizes):
         Queries and keys are the same vector everywhere, with which a place looks at the last hidden state of the text, and at
         no place of the block: its keys have the other sign. The late layer's feature goes from there straight to the output.
         """
-        rng, weights, e = np.random.default_rng(seed), Weights(), self.n_embd
-        for name, shape in self.shapes.items():
-            if len(shape) == 1:
-                weights[name] = np.ones(shape, np.float32)
-            else:
-                weights[name] = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
+        weights, e = self._drawn(seed), self.n_embd
         for name in ("fc", *(f"blk.{i}.{part}" for i in range(self.n_layers) for part in ("attn_output", "ffn_down"))):
             weights[f"{name}.weight"] *= np.float32(0.1)
         for name in ("markov_w2.weight", "conf_proj.weight", "conf_proj.bias"):

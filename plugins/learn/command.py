@@ -194,9 +194,8 @@ def _check_memory(sizes: head.HeadSizes) -> None:
         CapacityError: It does not.
     """
     of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the output
-    n_bytes = 4 * (
-        of_weights + 4 * sizes.n_steps * head.N_BATCH * head.N_ROW * sizes.n_drafted
-    )  # logits, and their derived arrays
+    n_logits = sizes.n_steps * head.N_BATCH * head.N_ROW * sizes.n_drafted
+    n_bytes = 4 * (of_weights + 4 * n_logits)  # logits, and their derived arrays
     if (found := n_bytes_of_machine()) < n_bytes:
         raise CapacityError(
             f"training needs {n_bytes >> 20} MiB of memory, but there are {found >> 20} MiB; lower --draft-vocabulary"

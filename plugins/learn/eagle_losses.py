@@ -92,7 +92,6 @@ def losses(
         is_right = _later(is_right, 1 if step else 0) & is_there & is_drafted & (logits.argmax(axis=-1) == best)
         right.append(is_right)
         hidden = _later(x, 1)
-    whole = [
-        _later(each, n_unrolled - 1 - step) & is_there for step, each in enumerate(right)
-    ]  # of drafts that all is there of
+    # of drafts that all is there of
+    whole = [_later(each, n_unrolled - 1 - step) & is_there for step, each in enumerate(right)]
     return loss, jnp.stack([each.sum() for each in (is_there, *whole)])

@@ -203,12 +203,7 @@ class HeadSizes(LlamaSizes):
             sample: Of what the head is to read.
             seed: Of the random weights.
         """
-        rng, weights, n_embd = np.random.default_rng(seed), Weights(), self.n_embd
-        for name, shape in self.shapes.items():
-            if len(shape) == 1:
-                weights[name] = np.ones(shape, np.float32)
-            else:
-                weights[name] = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
+        weights, n_embd = self._drawn(seed), self.n_embd
         for name in ("fc.weight", "blk.0.attn_output.weight", "blk.0.ffn_down.weight"):
             weights[name] *= np.float32(0.1)
         weights["enc.output_norm.weight"] = 1 / np.maximum(sample.spread, np.float32(1e-4))
@@ -217,6 +212,16 @@ class HeadSizes(LlamaSizes):
         weights["blk.0.attn_k.weight"][:, n_embd:] = 0
         weights["blk.0.attn_q.weight"] = weights["blk.0.attn_k.weight"].copy()
         weights["output_norm.weight"] = target.norm.copy()
+        return weights
+
+    def _drawn(self, seed: int) -> Weights:
+        """Random matrices that keep the size of what they multiply, and vectors of ones."""
+        rng, weights = np.random.default_rng(seed), Weights()
+        for name, shape in self.shapes.items():
+            if len(shape) == 1:
+                weights[name] = np.ones(shape, np.float32)
+            else:
+                weights[name] = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
         return weights
 
     def describe(self, writer: GGUFWriter) -> None:

@@ -44,6 +44,7 @@ def test_none_begins_once_the_drafters_are_made(module, cores, monkeypatch):
     ahead.add([module])
     ahead.wait()
     ahead("compile", 0, 1)
+    assert ahead._process is None
 
 
 @pytest.mark.parametrize(
