@@ -79,6 +79,7 @@ def machine(monkeypatch, tmp_path):
     Machine.compiler.parent.mkdir(parents=True)
     Machine.compiler.touch()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # without machine code of this computer's earlier starts
     monkeypatch.setattr(probe, "find_spec", lambda name: Spec if name in Machine.packages else None)
     monkeypatch.setattr(ctypes, "CDLL", load)
     return Machine
@@ -104,6 +105,12 @@ def test_each_thing_that_is_missing_is_named(machine, monkeypatch):
     assert told() == "there is no NVIDIA driver (libcuda.so.1); install one, of CUDA 13 or later"
     machine.compiler.unlink()
     assert told().startswith(f"there is no libnvvm, which compiles kernels; {install_command('cuda')}")
+    kept = probe.cubins_folder() / "sm_90-key" / "norm_rows.cubin"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert told() == "there is no NVIDIA driver (libcuda.so.1); install one, of CUDA 13 or later", (
+        "kernels are compiled already"
+    )
     machine.packages.remove("cuda.core")
     assert told() == f"cuda.core is not installed; {install_command('cuda')}"
     machine.packages.clear()
