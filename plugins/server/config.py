@@ -22,7 +22,7 @@ from augury.interfaces import Progress
 from augury.options import option, options_of, similar
 from augury.registry import Registry
 
-LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")  # of the extra, which augury itself does without
+LIBRARIES = ("fastapi", "httpx2", "uvicorn", "prometheus_client")  # of the extra, which augury itself does without
 
 _VARIABLE = "AUGURY_"
 _SWITCHES = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}

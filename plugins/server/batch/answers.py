@@ -21,7 +21,7 @@ from augury.extras import require_libraries
 from augury.plugins.server.config import LIBRARIES
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from httpx2 import AsyncClient
 
     from augury import Engine
     from augury.plugins.server.batch.rows import Line, RowFile
@@ -66,11 +66,13 @@ class Answers:
     def __init__(self, engine: Engine, params: Mapping[str, Any], kwargs: Mapping[str, Any] | None = None) -> None:
         """Take a loaded engine, and for lines that say nothing else the arguments of `submit` and variables of templates."""
         self._engine, self._params, self._kwargs = engine, params, kwargs or {}
-        self._app: FastAPI | None = None  # made for the first request in OpenAI's form
+        self._client: AsyncClient | None = None  # made for the first request in OpenAI's form
 
     async def answer(self, line: Line) -> Row:
         """The row of a line."""
-        if not _is_utf8(line.text):
+        try:
+            line.text.encode()
+        except UnicodeEncodeError:
             return failed(line, f"{line.where}: not text in UTF-8")
         return await (self._to_prompt(line) if line.request is None else self._to_request(line, line.request))
 
@@ -109,44 +111,11 @@ class Answers:
 
     async def _ask(self, url: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """The status and body of the server's answer, from its app in this process."""
-        if self._app is None:
-            self._app = _app_of(self._engine, self._params, self._kwargs)
-        head, parts = list[int](), list[bytes]()
-        given = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-
-        async def receive() -> Any:
-            return given.pop() if given else await asyncio.Event().wait()  # nobody hangs up
-
-        async def send(message: Any) -> None:
-            head.extend([message["status"]] if "status" in message else [])
-            parts.append(message.get("body", b""))
-
-        await self._app(
-            {
-                "type": "http",
-                "asgi": {"version": "3.0"},
-                "http_version": "1.1",
-                "method": "POST",
-                "scheme": "http",
-                "path": url,
-                "raw_path": url.encode(),
-                "query_string": b"",
-                "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
-                "server": ("127.0.0.1", 0),
-                "client": ("127.0.0.1", 0),
-            },
-            receive,
-            send,
-        )
-        return head[0], json.loads(b"".join(parts))
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        if self._client is None:
+            self._client = _client_of(self._engine, self._params, self._kwargs)
+        text = json.dumps(body)  # with NaN where a line has it, of which the app tells
+        answer = await self._client.post(url, content=text, headers={"Content-Type": "application/json"})
+        return answer.status_code, answer.json()
 
 
 def _checked(request: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
@@ -167,14 +136,18 @@ def _checked(request: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, 
     return url, body
 
 
-def _app_of(engine: Engine, params: Mapping[str, Any], kwargs: Mapping[str, Any]) -> FastAPI:
+def _client_of(engine: Engine, params: Mapping[str, Any], kwargs: Mapping[str, Any]) -> AsyncClient:
+    """A client of a server in this process."""
     require_libraries("requests in OpenAI's form need", "server", *LIBRARIES)
+    from httpx2 import ASGITransport, AsyncClient
+
     from augury.plugins.server.app import make_app
     from augury.plugins.server.models import Models
     from augury.plugins.server.server import Server, ServerOptions
 
     options = ServerOptions(names=(str(engine.config["model"]),), params=params, chat_template_kwargs=kwargs, has_page=False)
-    return make_app(Models([Server(options, load=lambda _: engine, engine=engine)], is_lazy=True))
+    app = make_app(Models([Server(options, load=lambda _: engine, engine=engine)], is_lazy=True))
+    return AsyncClient(transport=ASGITransport(app, raise_app_exceptions=False), base_url="http://localhost", timeout=None)
 
 
 @define
