@@ -14,7 +14,7 @@ from ray import serve
 from augury import Registry
 from augury.cli import command_line, configure_logging
 from augury.errors import OptionError
-from augury.plugins.ray import deployment
+from augury.plugins.ray import replica
 from augury.plugins.server import app as asgi, command, config
 
 _LOOK_S = 0.1  # between looks at whether the model is loaded
@@ -30,10 +30,10 @@ def app(args: Mapping[str, Any]) -> Any:
     server = serve.deployment(serve.ingress()(Server)).options(
         name="server",
         ray_actor_options={"num_cpus": 0},  # replicas compute
-        max_ongoing_requests=deployment.N_MOST,
+        max_ongoing_requests=replica.N_MOST,
         graceful_shutdown_timeout_s=given.shutdown_timeout,
     )
-    return server.bind(dict(args), deployment.replicas_of(given))
+    return server.bind(dict(args), replica.replicas_of(given))
 
 
 class Server:

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from typing import Any
+from functools import partialmethod
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -30,10 +31,13 @@ from augury.engine.params import PromptProgress
 from augury.engine.stats import EngineStats
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.plugins.ray import cluster, deployment
+from augury.plugins.ray import cluster, replica
 from augury.plugins.server import server as served
 from augury.text.chat_template import prompt_ids
 from augury.types import Summary
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 _N_TRIES = 25  # of a request whose replicas die: perhaps it kills them
 _AGAIN_S = 0.05
@@ -102,17 +106,12 @@ class Replicas:
         """See `Engine.scale_adapters`."""
         self.adapters.scales = self.adapters.choose(lora)
 
-    async def aembed(self, texts: Sequence[Any], **how: Any) -> Any:
-        """See `Engine.aembed`."""
-        return await self._elsewhere("aembed", texts, **how)
+    async def _elsewhere(self, *args: Any, **kwargs: Any) -> Any:
+        return await asyncio.wrap_future(self.start(self._ask("call", *args, **kwargs)))
 
-    async def arank(self, texts: Sequence[Any]) -> Any:
-        """See `Engine.arank`."""
-        return await self._elsewhere("arank", texts)
-
-    async def ascore(self, texts: Sequence[Any], **how: Any) -> Any:
-        """See `Engine.ascore`."""
-        return await self._elsewhere("ascore", texts, **how)
+    aembed = partialmethod(_elsewhere, "aembed")
+    arank = partialmethod(_elsewhere, "arank")
+    ascore = partialmethod(_elsewhere, "ascore")
 
     def save_slot(self, *_: Any) -> Any:
         """Refuse: slots are those of replicas, which come and go.
@@ -136,11 +135,12 @@ class Replicas:
             found[0].plain_s,
         )
 
-    def samples(self) -> Iterator[tuple[Any, str, str, Mapping[str, str], float]]:
+    def samples(self) -> Iterator[Metric]:
         """Figures for Prometheus, each with the name of its replica; see `Metrics.sample`."""
-        for name, _, samples in self._seen():
-            for kind, metric, text, labels, value in samples:
-                yield kind, metric, text, {"replica": name, **labels}, value
+        for name, _, families in self._seen():
+            for family in families:
+                family.samples = [each._replace(labels={"replica": name, **each.labels}) for each in family.samples]
+                yield family
 
     def close(self) -> None:
         """End the replicas."""
@@ -166,9 +166,6 @@ class Replicas:
                     raise cause from None
                 await asyncio.sleep(_AGAIN_S)
         raise AuguryError(f"{_N_TRIES} replicas died while they computed it")
-
-    async def _elsewhere(self, *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.wrap_future(self.start(self._ask("call", *args, **kwargs)))
 
     def _seen(self) -> list[Any]:
         async def ask() -> list[Any]:
@@ -345,7 +342,7 @@ async def _join(address: str) -> None:
 def _own_handle() -> Any:
     """The replicas of the Serve application that this process is a part of, see `app`; None where it is none."""
     with suppress(RayServeException):
-        return serve.get_deployment_handle(deployment.REPLICA, serve.get_replica_context().app_name)
+        return serve.get_deployment_handle(replica.REPLICA, serve.get_replica_context().app_name)
 
 
 def _started(args: argparse.Namespace, stack: ExitStack) -> Any:
@@ -354,7 +351,7 @@ def _started(args: argparse.Namespace, stack: ExitStack) -> Any:
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
     name = f"augury-{secrets.token_hex(4)}"
     try:
-        handle = serve.run(deployment.replicas_of(args), name=name, route_prefix=None)
+        handle = serve.run(replica.replicas_of(args), name=name, route_prefix=None)
     except RuntimeError as error:
         raise AuguryError(f"the replicas do not start: {error}") from None
     stack.callback(serve.delete, name)

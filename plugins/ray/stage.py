@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from augury import Registry
-from augury.backends.remote import connection, keys, node
+from augury.backends.remote import connection, node
 from augury.devices import CPU
 from augury.errors import LostDeviceError, OptionError
 
@@ -49,7 +49,7 @@ class ActorEndpoint(connection.Endpoint):
     """An actor on a host, placed when it is first connected to. Nobody else has its key."""
 
     def __init__(self, host: str) -> None:
-        self._host, self._key = host, keys.zmq_library().curve_keypair()[1]
+        self._host, self._key = host, connection.zmq_library().curve_keypair()[1]
         self._actor: Any = None
         self._asked: Any = None  # for its address, which it tells as soon as it runs
 

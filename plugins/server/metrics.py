@@ -5,14 +5,15 @@ Requests are counted when they end, all figures at once, so that sums hold: toke
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter as Sums
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import Metric
 
 from augury.engine.stats import EngineStats
 from augury.hookspecs import hookimpl
@@ -20,10 +21,7 @@ from augury.types import Round, Summary
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # further series of histograms, which nobody reads
 
-Sample = tuple[Any, str, str, Mapping[str, str], float]
-"""Kind, name, text, labels and value of a figure."""
-
-_COUNTERS = {  # by attribute of `Metrics.totals`
+_COUNTERS = {  # by figure
     "n_prompt": ("llamacpp:prompt_tokens", "Prompt tokens processed."),
     "n_reused": ("llamacpp:prompt_tokens_cached", "Prompt tokens that slots still held."),
     "prompt_s": ("llamacpp:prompt_seconds", "Seconds spent on prompts."),
@@ -35,6 +33,14 @@ _COUNTERS = {  # by attribute of `Metrics.totals`
     "n_accepted": ("llamacpp:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."),
     "n_requests": ("augury:requests", "Requests that have ended."),
     "n_rounds": ("augury:rounds", "Rounds of requests; tokens generated are rounds and accepted tokens."),
+}
+_GAUGES = {
+    "prompt_rate": ("llamacpp:prompt_tokens_seconds", "Prompt tokens per second, since the last look."),
+    "rate": ("llamacpp:predicted_tokens_seconds", "Tokens per second, since the last look."),
+    "n_running": ("llamacpp:requests_processing", "Requests that have a slot."),
+    "n_waiting": ("llamacpp:requests_deferred", "Requests that wait for a slot."),
+    "longest": ("llamacpp:n_tokens_max", "Tokens of the longest request so far, with its prompt."),
+    "busy": ("llamacpp:n_busy_slots_per_decode", "Mean number of slots in a pass."),
 }
 _BY_DRAFTER = {  # by attribute of `DrafterStats`
     "used": ("augury:spec_decode_num_drafts", "Drafts that were verified, by drafter."),
@@ -72,22 +78,25 @@ class Metrics:
 
     Attributes:
         latencies: The histograms.
-        elsewhere: Gives the figures in place of the engine here, where replicas count for themselves.
+        elsewhere: Gives the counts in place of the engine here, where replicas count for themselves.
     """
 
     def __init__(self) -> None:
-        self.elsewhere: Callable[[], Iterator[Sample]] | None = None
-        self._lock = threading.Lock()
-        self._totals: Counter[str] = Counter()
-        self._of_drafters: Counter[tuple[str, ...]] = Counter()  # by figure, drafter and, where there are such, position
-        self._n_sequences = self._n_passes = 0  # of the engine's thread, which alone writes them
-        self._longest = 0
-        self._last: Counter[str] = Counter()  # totals at the last look
-        self.latencies = CollectorRegistry()
+        self.elsewhere: Callable[[], Iterable[Metric]] | None = None
+        self._counts, self.latencies = CollectorRegistry(), CollectorRegistry()
+        self._lock = threading.Lock()  # held while a request is entered, so that sums hold
+        self._totals = {figure: Counter(*named, registry=self._counts) for figure, named in _COUNTERS.items()}
+        self._gauges = {figure: Gauge(*named, registry=self._counts) for figure, named in _GAUGES.items()}
+        self._by_drafter, self._by_position = (
+            {figure: Counter(*named, labels, registry=self._counts) for figure, named in figures.items()}
+            for figures, labels in ((_BY_DRAFTER, ["drafter"]), (_BY_POSITION, ["drafter", "position"]))
+        )
         self._histograms = {
             figure: Histogram(name, text, ["model_name"], registry=self.latencies, buckets=buckets)
             for figure, (name, text, buckets) in _HISTOGRAMS.items()
         }
+        self._n_sequences = self._n_passes = self._longest = 0
+        self._recent = Sums[str]()  # since the last look
 
     def observe(self, model: str, summary: Summary) -> None:
         """Enter the times of an answer that is whole; called on any thread."""
@@ -99,6 +108,7 @@ class Metrics:
     @hookimpl
     def augury_round_done(self, round: Round) -> None:  # noqa: A002 - the field's word
         """Count a pass."""
+        self._totals["n_passes"].inc()
         self._n_passes += 1
         self._n_sequences += round.n_sequences
 
@@ -106,80 +116,56 @@ class Metrics:
     def augury_request_done(self, summary: Summary) -> None:
         """Count a request."""
         times = summary.timings
+        counted = {"n_requests": 1, "n_drafts": sum(each.used for each in summary.drafters.values())}
+        counted |= {name: getattr(times, name) for name in ("n_prompt", "prompt_s", "predict_s")}
+        counted |= {name: getattr(summary, name) for name in ("n_reused", "n_emitted", "n_rounds", "n_drafted", "n_accepted")}
         with self._lock:
             self._longest = max(self._longest, summary.n_prompt + summary.n_emitted)
-            counted: Any = {"n_requests": 1, "n_prompt": times.n_prompt, "n_timed": times.n_predicted}
-            counted |= {name: getattr(times, name) for name in ("prompt_s", "predict_s")}
-            of_summary = ("n_reused", "n_emitted", "n_rounds", "n_drafted", "n_accepted")
-            self._totals.update(counted | {name: getattr(summary, name) for name in of_summary})
+            recent: Any = {
+                "prompt": times.n_prompt,
+                "prompt_s": times.prompt_s,
+                "timed": times.n_predicted,
+                "s": times.predict_s,
+            }
+            self._recent.update(recent)
+            for figure, n in counted.items():
+                self._totals[figure].inc(n)
             for name, each in summary.drafters.items():
-                self._totals["n_drafts"] += each.used
-                for figure in _BY_DRAFTER:
-                    self._of_drafters[figure, name] += getattr(each, figure)
-                for figure in _BY_POSITION:
+                for figure, counter in self._by_drafter.items():
+                    counter.labels(name).inc(getattr(each, figure))
+                for figure, counter in self._by_position.items():
                     for position, n in enumerate(getattr(each, figure)):
-                        self._of_drafters[figure, name, str(position)] += n
+                        counter.labels(name, position).inc(n)
 
-    def sample(self, engine: EngineStats | None) -> Iterator[Sample]:
-        """The figures now. Rates are since the last time."""
+    def sample(self, engine: EngineStats | None) -> Iterable[Metric]:
+        """The counts now. Rates are since the last time."""
         if self.elsewhere is not None:
-            yield from self.elsewhere()
-            return
+            return self.elsewhere()
         with self._lock:
-            totals, last = self._totals.copy(), self._last
-            of_drafters = self._of_drafters.copy()
-            self._last = totals
-        totals["n_passes"] = self._n_passes
-        for figure, (name, text) in _COUNTERS.items():
-            yield CounterMetricFamily, name, text, {}, totals[figure]
-        for figures, labels in ((_BY_DRAFTER, ["drafter"]), (_BY_POSITION, ["drafter", "position"])):
-            for (figure, *of), n in of_drafters.items():
-                if figure in figures:
-                    yield CounterMetricFamily, *figures[figure], dict(zip(labels, of, strict=True)), n
-        gauges = {
-            "llamacpp:prompt_tokens_seconds": (
-                "Prompt tokens per second, since the last look.",
-                _rate(totals, last, "n_prompt", "prompt_s"),
-            ),
-            "llamacpp:predicted_tokens_seconds": (
-                "Tokens per second, since the last look.",
-                _rate(totals, last, "n_timed", "predict_s"),
-            ),
-            "llamacpp:requests_processing": ("Requests that have a slot.", 0 if engine is None else engine.n_running),
-            "llamacpp:requests_deferred": ("Requests that wait for a slot.", 0 if engine is None else engine.n_waiting),
-            "llamacpp:n_tokens_max": ("Tokens of the longest request so far, with its prompt.", self._longest),
-            "llamacpp:n_busy_slots_per_decode": ("Mean number of slots in a pass.", self._n_sequences / max(self._n_passes, 1)),
-        }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily, name, text, {}, value
-
-
-class _Samples(Collector):
-    """The figures of all models, as they were taken."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
-        return self._families
+            recent, self._recent = self._recent, Sums()
+            gauges = {
+                "prompt_rate": recent["prompt"] / (recent["prompt_s"] or math.inf),
+                "rate": recent["timed"] / (recent["s"] or math.inf),
+                "n_running": 0 if engine is None else engine.n_running,
+                "n_waiting": 0 if engine is None else engine.n_waiting,
+                "longest": self._longest,
+                "busy": self._n_sequences / max(self._n_passes, 1),
+            }
+            for figure, value in gauges.items():
+                self._gauges[figure].set(value)
+            return [*self._counts.collect()]
 
 
 def exposition(models: Sequence[tuple[Mapping[str, str], Metrics, EngineStats | None]]) -> bytes:
     """The text that Prometheus reads, of models each with labels of its own."""
-    families: dict[str, Any] = {}
-    for of_model, metrics, engine in models:
-        for kind, name, text, labels, value in metrics.sample(engine):
-            labels = {**of_model, **labels}  # noqa: PLW2901
-            family = families.setdefault(name, kind(name, text, labels=[*labels]))
-            family.add_metric([*labels.values()], value)
-        for family in metrics.latencies.collect():
-            families.setdefault(family.name, Metric(family.name, family.documentation, family.type)).samples += family.samples
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Samples(families.values()))
-    return generate_latest(registry)
+    families: dict[str, Metric] = {}
 
+    def add(found: Iterable[Metric], labels: Mapping[str, str]) -> None:
+        for each in found:
+            family = families.setdefault(each.name, Metric(each.name, each.documentation, each.type))
+            family.samples += [sample._replace(labels={**labels, **sample.labels}) for sample in each.samples]
 
-def _rate(totals: Counter[str], last: Counter[str], n: str, seconds: str) -> float:
-    passed = totals[seconds] - last[seconds]
-    return (totals[n] - last[n]) / passed if passed > 0 else 0.0
+    for labels, metrics, engine in models:
+        add(metrics.sample(engine), labels)
+        add(metrics.latencies.collect(), {})
+    return generate_latest(SimpleNamespace(collect=families.values))
