@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from augury.backends.remote.keys import KEY_FILE, secret_key
+from augury.backends.remote.connection import KEY_FILE, secret_key
 from augury.cli import configure_logging, count, say
 from augury.registry import Registry
 

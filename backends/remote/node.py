@@ -16,8 +16,7 @@ import numpy as np
 from attrs import define
 
 from augury.backends.remote.backend import SENT_OPTIONS, plan_digest, versions
-from augury.backends.remote.connection import check_port, tune
-from augury.backends.remote.keys import Doorkeeper, lock, zmq_library
+from augury.backends.remote.connection import Doorkeeper, check_port, lock, tune, zmq_library
 from augury.backends.remote.wire import Message, WireError, batch_of, spec_facts
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.files.models import open_model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -26,6 +26,12 @@ from augury.types import Result, Summary
 
 router = api_router()
 _PING = event({"type": "ping"}, "ping")
+_BLOCKS = {"content": {"type": "text", "text": ""}, "reasoning": {"type": "thinking", "thinking": "", "signature": ""}}
+_DELTAS = {
+    "content": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
 
 
 class Block(Fields):
@@ -273,34 +279,28 @@ class _Blocks:
         self._index = -1
         self._open: tuple[str, int | None] | None = None  # its kind, and which call it is
 
-    def add(self, delta: Delta) -> list[bytes]:
+    def add(self, delta: Delta) -> Iterator[bytes]:
         """The events that a piece of the answer comes to."""
-        kind = "tool_use" if delta.call is not None else "thinking" if delta.reasoning else "text"
-        found = []
-        if (kind, delta.call) != self._open:
-            self.has_calls |= kind == "tool_use"
-            found += [*self._close(), self._begin(kind, delta)]
-            self._open = (kind, delta.call)
-        text = delta.arguments if kind == "tool_use" else delta.reasoning if kind == "thinking" else delta.content
-        if text:
-            names = {"tool_use": ("input_json_delta", "partial_json"), "thinking": ("thinking_delta", "thinking")}
-            name, field = names.get(kind, ("text_delta", "text"))
-            found.append(_event("content_block_delta", index=self._index, delta={"type": name, field: text}))
-        return found
+        if (delta.kind, delta.call) != self._open:
+            yield from self._close()
+            self._open = (delta.kind, delta.call)
+            self._index += 1
+            self.has_calls |= delta.kind == "call"
+            block = _BLOCKS[delta.kind] if delta.name is None else _tool_use(delta.name, {})
+            yield _event("content_block_start", index=self._index, content_block=block)
+        if delta.text:
+            name, field = _DELTAS[delta.kind]
+            yield _event("content_block_delta", index=self._index, delta={"type": name, field: delta.text})
 
-    def end(self) -> list[bytes]:
+    def end(self) -> Iterator[bytes]:
         """The events after the last piece; an answer of nothing is one empty text."""
-        return self._close() if self._open else [self._begin("text", Delta()), *self._close()]
+        if self._open is None:
+            yield from self.add(Delta())
+        yield from self._close()
 
-    def _begin(self, kind: str, delta: Delta) -> bytes:
-        self._index += 1
-        if kind == "tool_use":
-            return _event("content_block_start", index=self._index, content_block=_tool_use(delta.name or "", {}))
-        fields = {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
-        return _event("content_block_start", index=self._index, content_block={"type": kind, **fields})
-
-    def _close(self) -> list[bytes]:
-        return [_event("content_block_stop", index=self._index)] if self._index >= 0 else []
+    def _close(self) -> Iterator[bytes]:
+        if self._open is not None:
+            yield _event("content_block_stop", index=self._index)
 
 
 def _event(name: str, **data: Any) -> bytes:

@@ -24,14 +24,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from augury.errors import AuguryError
 from augury.options import similar
-from augury.plugins.server import anthropic, embeddings, rerank, resumable
+from augury.plugins.server import anthropic, embeddings, resumable
 from augury.plugins.server.downloads import Downloads
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.foreign_fields import FOREIGN_NAMES, shown
-from augury.plugins.server.llama_cpp import completion, infill, status, tokenize
+from augury.plugins.server.llama_cpp import completion, status, tokenize
 from augury.plugins.server.models import Models
-from augury.plugins.server.ollama import chat as ollama_chat, embed as ollama_embed, models as ollama_models
+from augury.plugins.server.ollama import chat as ollama_chat, models as ollama_models
 from augury.plugins.server.openai import chat, completions, models, responses
 from augury.plugins.server.page.routes import add_docs, add_page
 from augury.plugins.server.server import ServerOptions, session
@@ -39,8 +39,8 @@ from augury.plugins.server.server import ServerOptions, session
 _ROUTERS = tuple(
     module.router
     for module in (
-        *(anthropic, embeddings, rerank, resumable, models, chat, completions, responses, tokenize),
-        *(completion, infill, status, ollama_chat, ollama_embed, ollama_models),
+        *(anthropic, embeddings, resumable, models, chat, completions, responses, tokenize),
+        *(completion, status, ollama_chat, ollama_models),
     )
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads, like the files below /static/

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from augury.plugins.server import loading_stream
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.event_stream import answer_early
 from augury.plugins.server.fields import N_FIELDS, Fields
 from augury.plugins.server.foreign_fields import first_foreign
 
@@ -27,9 +27,9 @@ _N_CHARS = 1 << 16
 _N_PARTS = 1 << 18  # keys and lists of a body: a million hold up the event loop, and all clients, for seconds
 
 
-def api_router(*, ignores_type: bool = False) -> APIRouter:
-    """A router whose routes read bodies so, with `ignores_type` also those that Content-Type calls something else."""
-    return APIRouter(route_class=_UntypedRoute if ignores_type else _Route)
+def api_router() -> APIRouter:
+    """A router whose routes read bodies so."""
+    return APIRouter(route_class=_Route)
 
 
 def long_answer(pieces: Iterable[str]) -> StreamingResponse:
@@ -94,14 +94,12 @@ class _Request(Request):
 
 
 class _Route(APIRoute):
-    ignores_type = False
-
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_request(request: Request) -> Response:
             scope = request.scope
-            if self.ignores_type:
+            if request.url.path.startswith("/api/"):  # Ollama's, whose clients call JSON something else
                 headers = [each for each in scope["headers"] if each[0] != b"content-type"]
                 scope = {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
             return await handle(_Request(scope, request.receive))
@@ -110,10 +108,6 @@ class _Route(APIRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST" and not all(server.is_ready for server in scope["app"].state.models.servers):
-            await loading_stream.answer(super().handle, scope, receive, send)
+            await answer_early(super().handle, scope, receive, send)
         else:
             await super().handle(scope, receive, send)
-
-
-class _UntypedRoute(_Route):
-    ignores_type = True

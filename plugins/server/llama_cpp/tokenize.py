@@ -11,11 +11,10 @@ from pydantic import AliasChoices, Field, model_validator
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from augury.plugins.server.conversation import prompt_of
+from augury.plugins.server.conversation import mixed_tokens, needed, prompt_of
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import N_MESSAGES, RequestFields
 from augury.plugins.server.json_route import api_router, long_answer
-from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
 from augury.plugins.server.openai.chat import ChatRequest, Message
 from augury.plugins.server.openai.responses import ResponsesRequest
 from augury.plugins.server.server import Server, Serving

@@ -11,18 +11,17 @@ from pydantic import AliasChoices, Field, model_validator
 from pydantic_core import to_json
 from starlette.requests import Request
 
-from augury.plugins.server.conversation import AnswerReader, plan_chat, prompt_of
+from augury.plugins.server.conversation import AnswerReader, mixed_tokens, needed, plan_chat, prompt_of
 from augury.plugins.server.event_stream import LINES
 from augury.plugins.server.fields import N_MESSAGES, Fields, GivenDeep
 from augury.plugins.server.json_route import api_router
-from augury.plugins.server.llama_cpp.infill import InfillRequest, infill_prompt
-from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
+from augury.plugins.server.llama_cpp.completion import InfillRequest, infill_prompt
 from augury.plugins.server.ollama.answer import Answer, Clock, GenerationRequest, Pictures, Serving, loaded
 from augury.plugins.server.server import Server
 from augury.text.template_habits import with_ids
 from augury.types import Result
 
-router = api_router(ignores_type=True)
+router = api_router()
 
 
 class Function(Fields):

@@ -21,7 +21,7 @@ from augury.plugins.server.ollama.answer import ModelRequest, Named, tagged, wri
 from augury.plugins.server.server import Server
 from augury.plugins.server.tools.format import GENERIC
 
-router = api_router(ignores_type=True)
+router = api_router()
 _VERSION = "0.13.0"  # of Ollama, whose interface this is: clients refuse older ones
 _FOREVER = timedelta(days=100 * 365)  # that a model stays loaded, where nothing says how long
 _UNITS = ("", "K", "M", "B", "T")

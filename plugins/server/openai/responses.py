@@ -307,9 +307,8 @@ class Output:
                 self.items[-1]["arguments"] += delta.arguments
                 yield self._event("response.function_call_arguments.delta", delta=delta.arguments)
             return
-        kind, text = ("reasoning", delta.reasoning) if delta.reasoning else ("message", delta.content)
-        if text:
-            yield from self._add_text(kind, text)
+        if delta.text:
+            yield from self._add_text("reasoning" if delta.reasoning else "message", delta.text)
 
     def _add_text(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
         part_type, more = _PARTS[kind]

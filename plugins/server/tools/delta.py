@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from attrs import Factory, define, frozen
 from pydantic_core import from_json
@@ -18,6 +18,16 @@ class Delta:
     call: int | None = None  # which call it belongs to, from 0
     name: str | None = None  # of the call's tool; with its first delta alone
     arguments: str = ""  # a piece of a call's arguments, which together are a JSON object
+
+    @property
+    def kind(self) -> Literal["content", "reasoning", "call"]:
+        """What it is a piece of."""
+        return "call" if self.call is not None else "reasoning" if self.reasoning else "content"
+
+    @property
+    def text(self) -> str:
+        """The piece."""
+        return self.content + self.reasoning + self.arguments
 
 
 @define

@@ -20,6 +20,7 @@ from attrs import evolve, frozen
 from augury.errors import AuguryError
 from augury.plugins.server.tools.delta import collect
 from augury.plugins.server.tools.format import (
+    CLOSINGS,
     GENERIC,
     HARMONY,
     ID,
@@ -35,7 +36,6 @@ from augury.plugins.server.tools.format import (
 )
 from augury.plugins.server.tools.notation import TYPES
 from augury.plugins.server.tools.parser import AnswerParser
-from augury.plugins.server.tools.reasoning import CLOSINGS
 
 Render = Callable[..., str]
 """Writes `messages` with `tools`; raises `AuguryError` where the template refuses."""

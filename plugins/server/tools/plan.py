@@ -12,11 +12,10 @@ from attrs import define, field, frozen
 
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.log import get_logger
-from augury.plugins.server.tools.format import GENERIC, ToolFormat
+from augury.plugins.server.tools.format import GENERIC, ToolFormat, frame_of, reasoning_at, reasoning_tags
 from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.learning import learn, probe_tools
 from augury.plugins.server.tools.parser import AnswerParser
-from augury.plugins.server.tools.reasoning import frame_of, reasoning_at, reasoning_tags
 from augury.text.template_habits import arguments_of, with_ids
 from augury.types import Token
 

@@ -5,7 +5,7 @@ from support.nodes import node_on_thread
 
 from augury import Registry
 from augury.backends.remote import RemoteBackend
-from augury.backends.remote.keys import KEY_FILE, secret_key
+from augury.backends.remote.connection import KEY_FILE, secret_key
 from augury.errors import LostDeviceError, OptionError
 
 REGISTRY = Registry.discover()

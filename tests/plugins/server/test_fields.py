@@ -9,7 +9,7 @@ from augury.plugins.server import app  # noqa: F401 - all forms of requests
 from augury.plugins.server.anthropic import MessagesRequest
 from augury.plugins.server.embeddings import EmbeddingRequest
 from augury.plugins.server.fields import Fields
-from augury.plugins.server.llama_cpp.infill import InfillRequest
+from augury.plugins.server.llama_cpp.completion import InfillRequest
 from augury.plugins.server.llama_cpp.tokenize import TokenizeRequest
 from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.openai.responses import ResponsesRequest

@@ -24,8 +24,7 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields
 from augury.plugins.server.json_route import long_answer, pieces_of
 from augury.plugins.server.llama_cpp import completion
-from augury.plugins.server.llama_cpp.completion import CompletionFields
-from augury.plugins.server.llama_cpp.infill import InfillRequest
+from augury.plugins.server.llama_cpp.completion import CompletionFields, InfillRequest
 from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.openai.completions import CompletionRequest
 from augury.plugins.server.process import Connection

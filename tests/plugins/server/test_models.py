@@ -11,7 +11,7 @@ from oracles.models import tiny_model
 
 from augury import Engine
 from augury.errors import AuguryError, CapacityError
-from augury.plugins.server import loading_stream, models as models_module
+from augury.plugins.server import event_stream, models as models_module
 from augury.plugins.server.app import make_app
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.models import Models
@@ -364,8 +364,8 @@ def test_models_that_are_as_they_were_stay_loaded_when_others_are_looked_for():
     ],
 )
 def test_a_stream_tells_how_far_its_model_is_until_the_answer_comes(monkeypatch, path, body, error):
-    monkeypatch.setattr(loading_stream, "_SOON_S", 0.2)
-    monkeypatch.setattr(loading_stream, "_EVERY_S", 0.05)
+    monkeypatch.setattr(event_stream, "_SOON_S", 0.2)
+    monkeypatch.setattr(event_stream, "_EVERY_S", 0.05)
 
     def load(progress):
         progress("load weights", 3, 4)

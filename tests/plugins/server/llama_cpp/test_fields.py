@@ -8,10 +8,9 @@ from pydantic import ValidationError
 
 from augury.engine.request import make_request
 from augury.errors import OptionError, UnsupportedError
+from augury.plugins.server.conversation import PromptObject, prompt_tokens
 from augury.plugins.server.embeddings import normalized
-from augury.plugins.server.llama_cpp.completion import CompletionRequest, stop_type
-from augury.plugins.server.llama_cpp.infill import InfillRequest, infill_tokens
-from augury.plugins.server.llama_cpp.prompts import PromptObject, prompt_tokens
+from augury.plugins.server.llama_cpp.completion import CompletionRequest, InfillRequest, infill_tokens, stop_type
 from augury.registry import Registry
 from augury.sampling import SAMPLERS
 from augury.speculation.config import Speculation
