@@ -16,7 +16,7 @@ from augury.errors import AuguryError, ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.registry import Registry
-from augury.testing.contract import Check, Contract, run_checks
+from augury.testing.contract import Checks, Contract
 from augury.testing.toys import registry_with_toys
 
 _WHERE = "augury.model.Architecture.plans"
@@ -36,6 +36,8 @@ _VALUES: tuple[Any, ...] = (  # that may stand anywhere in a damaged or strange 
     *(np.array(values) for values in ([0], [1, 0], [2, 2, 2], [-1, 2**40], [0.5, 1.0])),
     *(np.array([], int), np.array([True, False])),
 )
+_REFUSALS = (ModelFileError, UnsupportedError)
+ARCHITECTURE_CHECKS = Checks()
 
 
 @frozen(eq=False)
@@ -47,39 +49,34 @@ class ArchitectureSubject:
 
     def plans(self) -> Mapping[str, ModelPlan]:
         """The plans of the file, which must be good ones."""
-        try:
+        with PLANS.kept(self.architecture.name):
             plans: Any = self.architecture.plans(self.file)
-        except Exception as error:
-            raise PLANS.broken(self.architecture.name, f"{type(error).__name__}: {error}") from error
         self.check(plans, self.file, "")
         return plans
 
     def check(self, plans: Any, file: ModelFile, detail: str) -> None:
-        """See that plans are such, and fit their file.
-
-        Raises:
-            ContractError: They do not.
-        """
-        try:
-            is_mapping = "main" in plans and all(isinstance(plan, ModelPlan) for plan in plans.values())
-        except (AttributeError, TypeError):
-            is_mapping = False
-        if not is_mapping:
+        """See that plans are such, and fit their file, or raise a ContractError."""
+        if not (isinstance(plans, Mapping) and "main" in plans and all(isinstance(each, ModelPlan) for each in plans.values())):
             raise PLANS.broken(self.architecture.name, f"{plans!r:.80}{detail}")
         for name, plan in plans.items():
             for contract, seen in _flaws(plan, file):
                 raise contract.broken(self.architecture.name, f"{seen}, in plan {name!r}{detail}")
 
 
+@ARCHITECTURE_CHECKS.add
 def whole_file(subject: ArchitectureSubject) -> None:
-    """The plans of a whole file are consistent."""
+    """Writes consistent plans of a whole file."""
     if subject.architecture.name != subject.file.architecture:
         raise NAME.broken(subject.architecture.name, f"a file of {subject.file.architecture!r}")
     subject.plans()
 
 
+@ARCHITECTURE_CHECKS.add
 def damaged_metadata(subject: ArchitectureSubject) -> None:
-    """For any value of one key there is a good plan or an error of ours. A key that is never read does not count."""
+    """Refuses damaged metadata with a message.
+
+    For any value of one key there is a good plan or an error of ours. A key that is never read does not count.
+    """
     file, watched = subject.file, _Watched(subject.file.metadata)
     _try(subject, watched, file.tensors, "where nothing is changed")
     for key in sorted(key for key in watched.read & file.metadata.keys() if key.startswith(f"{file.architecture}.")):
@@ -89,8 +86,9 @@ def damaged_metadata(subject: ArchitectureSubject) -> None:
             _try(subject, rest | {key: value}, file.tensors, f"where {key!r} is {value!r}")
 
 
+@ARCHITECTURE_CHECKS.add
 def damaged_tensors(subject: ArchitectureSubject) -> None:
-    """For any damage of one tensor there is a good plan or an error of ours."""
+    """Refuses damaged tensors with a message."""
     file = subject.file
     for name in {name for plan in subject.plans().values() for name in plan.shapes()}:
         tensor = file.tensors[name]
@@ -125,11 +123,10 @@ def _try(subject: ArchitectureSubject, metadata: Mapping[str, object], tensors: 
     file = ModelFile(whole.path, whole.paths, whole.n_bytes, {}, tensors)
     file.metadata = metadata
     try:
-        plans = subject.architecture.plans(file)
-    except (ModelFileError, UnsupportedError):
+        with DAMAGED.kept(subject.architecture.name, f", {detail}", _REFUSALS):
+            plans = subject.architecture.plans(file)
+    except _REFUSALS:
         return
-    except Exception as error:
-        raise DAMAGED.broken(subject.architecture.name, f"{type(error).__name__}: {error}, {detail}") from error
     subject.check(plans, file, f", {detail}")
 
 
@@ -190,13 +187,6 @@ def _numbers(plan: ModelPlan) -> Iterator[tuple[str, float, bool]]:
                 yield "a rope's largest frequency", worst, math.isfinite(worst)
 
 
-ARCHITECTURE_CHECKS = (
-    Check("writes consistent plans of a whole file", whole_file),
-    Check("refuses damaged metadata with a message", damaged_metadata),
-    Check("refuses damaged tensors with a message", damaged_tensors),
-)
-
-
 def check_architecture(
     architecture: type[Architecture] | str, file: ModelFile | Path | str, *, registry: Registry | None = None
 ) -> None:
@@ -216,4 +206,4 @@ def check_architecture(
     """
     found = (registry or registry_with_toys()).find("architecture", architecture)
     opened = file if isinstance(file, ModelFile) else ModelFile.open(file)
-    run_checks(ARCHITECTURE_CHECKS, ArchitectureSubject(found, opened))
+    ARCHITECTURE_CHECKS.run(ArchitectureSubject(found, opened))

@@ -13,7 +13,7 @@ from augury.engine.engine import Engine
 from augury.engine.shared import Shared
 from augury.options import build
 from augury.registry import Registry
-from augury.testing.contract import Check, Contract, ContractError, run_checks
+from augury.testing.contract import Checks, Contract, ContractError
 from augury.testing.drafter.driven import Subject as DrafterSubject
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output
 from augury.testing.toys import ToyDrafter, find_plugin
@@ -32,6 +32,7 @@ _N_OUTPUTS = 12
 _N_TOKENS = 60  # of an output, unless it ends
 _LIMITS = (1, 5)  # of forced tokens
 _N_TRIED = 3  # allowed tokens that are asked for by themselves
+CONSTRAINT_CHECKS = Checks()
 
 
 @frozen(eq=False)
@@ -112,18 +113,20 @@ class _Follower:
         return mask.copy()
 
     def _call(self, method: str, call: Callable[[], Any]) -> Any:
-        try:
+        with ERROR.kept(self.subject.name, f", in `{method}`, after the output {self.output}"):
             return call()
-        except Exception as error:
-            raise self.broken(ERROR, f"{type(error).__name__}: {error}, in `{method}`") from error
 
     def broken(self, promise: Contract, seen: str) -> ContractError:
         """The error to raise."""
         return promise.broken(self.subject.name, f"{seen}, after the output {self.output}")
 
 
+@CONSTRAINT_CHECKS.add
 def any_output(subject: ConstraintSubject) -> None:
-    """Along random outputs masks are masks, forced tokens have no alternative, and there is no dead end."""
+    """Says what may follow any output.
+
+    Along random outputs masks are masks, forced tokens have no alternative, and there is no dead end.
+    """
     with subject.engine() as engine:
         for seed in range(_N_OUTPUTS):
             follower, due = _follower(subject, engine), list[int]()
@@ -135,8 +138,9 @@ def any_output(subject: ConstraintSubject) -> None:
                 due = due[1:]
 
 
+@CONSTRAINT_CHECKS.add
 def same_again(subject: ConstraintSubject) -> None:
-    """Two instances that follow the same output, one ahead of the other, allow the same."""
+    """Says the same of the same output."""
     with subject.engine() as engine:
         first, second = _follower(subject, engine), _follower(subject, engine)
         masks = [mask.copy() for mask in _along(first, 0)]
@@ -160,8 +164,9 @@ def _along(follower: _Follower, seed: int) -> Iterator[np.ndarray]:
             return
 
 
+@CONSTRAINT_CHECKS.add
 def lossless(subject: ConstraintSubject) -> None:
-    """Engines emit only allowed tokens, and with drafts, forced ones included, the same as without."""
+    """Holds, and leaves output as it is, whatever is drafted."""
     drafter = DrafterSubject(ToyDrafter, {}, subject.registry, ("toy",))
     for way, params in WAYS.items():
         asked = {**params, "constraint": {subject.name: dict(subject.values)}, "ignore_eos": False}
@@ -189,13 +194,6 @@ def _follower(subject: ConstraintSubject, engine: Engine) -> _Follower:
     return _Follower(subject, subject.made(session), session, [])
 
 
-CONSTRAINT_CHECKS = (
-    Check("says what may follow any output", any_output),
-    Check("says the same of the same output", same_again),
-    Check("holds, and leaves output as it is, whatever is drafted", lossless),
-)
-
-
 def check_constraint(
     constraint: type[Constraint] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
 ) -> None:
@@ -215,7 +213,7 @@ def check_constraint(
 
     >>> check_constraint("choice", {"texts": "yes|no"})
     """
-    run_checks(CONSTRAINT_CHECKS, constraint_subject(constraint, options, registry=registry))
+    CONSTRAINT_CHECKS.run(constraint_subject(constraint, options, registry=registry))
 
 
 def constraint_subject(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import frozen
 
@@ -11,7 +12,10 @@ from augury.errors import OptionError
 from augury.extras import install_command
 
 if TYPE_CHECKING:
-    from hypothesis import settings
+    from hypothesis.strategies import SearchStrategy
+
+
+Run = TypeVar("Run", bound=Callable[..., None])
 
 
 class ContractError(AssertionError):
@@ -33,19 +37,39 @@ class Contract:
         """
         return ContractError(f"{plugin}: {self.sentence} Seen: {seen.rstrip('.')}. See {self.where}.")
 
+    @contextmanager
+    def kept(self, plugin: str, detail: str = "", but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Make any exception that leaves the block, `but` these, this promise broken; `detail` is said after it."""
+        kept: tuple[type[Exception], ...] = (ContractError, *but)
+        try:
+            yield
+        except kept:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self.broken(plugin, f"{type(error).__name__}: {error}{detail}") from error
+
 
 @frozen
 class Check:
-    """One part of a conformance suite: a sentence as its name, and a function that raises `ContractError` or returns."""
+    """One part of a conformance suite: what a plugin does, and a function that raises `ContractError` or returns."""
 
     name: str
     run: Callable[[Any], None]
 
 
-def run_checks(checks: Iterable[Check], subject: Any) -> None:
-    """Run all, up to the first that fails."""
-    for check in checks:
-        check.run(subject)
+class Checks(list[Check]):
+    """A conformance suite, in the order in which it is run."""
+
+    def add(self, run: Run) -> Run:
+        """Decorate a check; its name is the first line of its docstring."""
+        first = (run.__doc__ or run.__name__).partition("\n")[0]
+        self.append(Check(first[0].lower() + first[1:].removesuffix("."), run))
+        return run
+
+    def run(self, subject: Any) -> None:
+        """Run all, up to the first that fails."""
+        for check in self:
+            check.run(subject)
 
 
 def require_hypothesis() -> None:
@@ -60,12 +84,12 @@ def require_hypothesis() -> None:
         raise OptionError(f"augury.testing tries many scripts and needs hypothesis: {install_command('testing')}") from None
 
 
-def hypothesis_settings(n_examples: int) -> settings:
-    """A decorator for properties: the same examples in every run, none of them kept on disk, no matter how long they take."""
-    from hypothesis import HealthCheck, Phase, settings
+def try_examples(n: int, run: Callable[..., object], **strategies: SearchStrategy[Any]) -> None:
+    """Call `run` with n examples: the same ones every time, none of them kept on disk, no matter how long they take."""
+    from hypothesis import HealthCheck, Phase, given, settings
 
-    return settings(
-        max_examples=n_examples,
+    decorate = settings(
+        max_examples=n,
         derandomize=True,
         database=None,
         deadline=None,
@@ -73,3 +97,10 @@ def hypothesis_settings(n_examples: int) -> settings:
         suppress_health_check=list(HealthCheck),
         phases=(Phase.explicit, Phase.generate, Phase.shrink),
     )
+
+    @decorate
+    @given(**strategies)
+    def example(**drawn: Any) -> None:
+        run(**drawn)
+
+    example()

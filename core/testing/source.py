@@ -17,7 +17,7 @@ from attrs import define, frozen
 from augury.errors import ModelFileError
 from augury.interfaces import Progress, Source
 from augury.registry import Registry
-from augury.testing.contract import Check, Contract, ContractError, run_checks
+from augury.testing.contract import Checks, Contract, ContractError
 from augury.testing.toys import registry_with_toys
 
 HANDLES = Contract("`handles` says true or false of any text, and true of its names.", "augury.plugin.Source.handles")
@@ -29,6 +29,7 @@ WHOLE = Contract("A file has its name once it is whole, and nothing else is left
 _ANY_TEXTS = ("", " ", ":", "/", ".", "~", "a/b", "no-such-model", "\0", "x" * 5000, "é☃", "C:\\model.gguf", "http://[")
 _N_INTERRUPTS = 25  # of each reference: spread over all calls that the source's own code makes
 _N_AT_ONCE = 4
+SOURCE_CHECKS = Checks()
 
 
 @frozen(eq=False)
@@ -41,10 +42,8 @@ class SourceSubject:
 
     def fetch(self, folder: Path, progress: Progress | None = None) -> Path:
         """Fetch the reference, which must work."""
-        try:
+        with FETCH.kept(self.source.name):
             path = self.source.fetch(self.reference, folder, progress or Progress())
-        except Exception as error:
-            raise self.broken(FETCH, f"{type(error).__name__}: {error}") from error
         if not isinstance(path, Path) or not path.is_file():
             raise self.broken(FETCH, f"{path!r} of {self.reference!r}")
         return path
@@ -54,53 +53,57 @@ class SourceSubject:
         return contract.broken(self.source.name, seen)
 
 
+@SOURCE_CHECKS.add
 def any_text(subject: SourceSubject) -> None:
-    """`handles` takes any text of a user."""
+    """Handles any text."""
     names = subject.source.names()
     for text in (*_ANY_TEXTS, *names, subject.reference, subject.unknown):
-        try:
+        with HANDLES.kept(subject.source.name, f", of {text!r}"):
             said: object = subject.source.handles(text)
-        except Exception as error:
-            raise subject.broken(HANDLES, f"{type(error).__name__} of {text!r}: {error}") from error
         is_its_own = text in (*names, subject.reference, subject.unknown)
         if not isinstance(said, bool) or said < is_its_own:
             raise subject.broken(HANDLES, f"{said!r} of {text!r}")
 
 
+@SOURCE_CHECKS.add
 def unknown_reference(subject: SourceSubject) -> None:
-    """A model that does not exist is an error of ours, and leaves no file."""
+    """Refuses what it cannot fetch, and leaves nothing."""
     with TemporaryDirectory() as name:
         folder = Path(name) / "models"
-        try:
+        with suppress(ModelFileError), UNKNOWN.kept(subject.source.name, but=(ModelFileError,)):
             path = subject.source.fetch(subject.unknown, folder, Progress())
-        except ModelFileError:
-            if left := _files(folder):
-                raise subject.broken(UNKNOWN, f"{sorted(left)} are left") from None
-        except Exception as error:
-            raise subject.broken(UNKNOWN, f"{type(error).__name__}: {error}") from error
-        else:
             raise subject.broken(UNKNOWN, f"{path} of {subject.unknown!r}")
+        if left := _files(folder):
+            raise subject.broken(UNKNOWN, f"{sorted(left)} are left")
 
 
+@SOURCE_CHECKS.add
 def fetched_again(subject: SourceSubject) -> None:
-    """A second fetch gives the same file, which nobody touched, and reports no progress."""
+    """Fetches once.
+
+    A second fetch gives the same file, which nobody touched, and reports no progress.
+    """
     with TemporaryDirectory() as name:
         folder = Path(name) / "models"
         path = subject.fetch(folder)
-        before, progress = path.stat(), _Heard()
+        before, progress = path.stat(), _Interrupt(subject.source)
         again = subject.fetch(folder, progress)
         after = again.stat()
         if (again, after.st_ino, after.st_mtime_ns) != (path, before.st_ino, before.st_mtime_ns):
             raise subject.broken(AGAIN, f"{path} was written again, as {again}")
-        if progress.tasks:
-            raise subject.broken(AGAIN, f"{progress.tasks[0]!r} at the second fetch")
+        if progress.task:
+            raise subject.broken(AGAIN, f"{progress.task!r} at the second fetch")
 
 
+@SOURCE_CHECKS.add
 def interrupted(subject: SourceSubject) -> None:
-    """Ctrl-C, wherever it comes, leaves nothing or the whole file, and the next fetch works."""
+    """Leaves nothing half done when it is interrupted.
+
+    Ctrl-C, wherever it comes, leaves nothing or the whole file, and the next fetch works.
+    """
     with TemporaryDirectory() as name:
         clean = Path(name) / "clean"
-        counting = _Interrupt(subject.source, None)
+        counting = _Interrupt(subject.source)
         with counting:
             first = subject.fetch(clean, counting)
         whole = _files(clean)
@@ -123,8 +126,9 @@ def interrupted(subject: SourceSubject) -> None:
                 raise subject.broken(WHOLE, f"{sorted(_files(folder))} after an interrupted fetch and another one")
 
 
+@SOURCE_CHECKS.add
 def fetched_at_once(subject: SourceSubject) -> None:
-    """Several that fetch the same model at once get one whole file."""
+    """Gives several at once the same whole file."""
     with TemporaryDirectory() as name:
         folder = Path(name) / "models"
         with ThreadPoolExecutor(_N_AT_ONCE) as pool:
@@ -136,23 +140,14 @@ def fetched_at_once(subject: SourceSubject) -> None:
             raise subject.broken(WHOLE, f"{sorted(left)} after {_N_AT_ONCE} fetches of {path.name} at once")
 
 
-class _Heard(Progress):
-    """Remembers its calls."""
-
-    def __init__(self) -> None:
-        self.tasks: list[str] = []
-
-    def __call__(self, task: str, done: int, total: int) -> None:  # noqa: ARG002 - see `Progress`
-        self.tasks.append(task)
-
-
 @define(eq=False)
 class _Interrupt(Progress):
     """Counts the calls that a source's own code makes, and reports of progress, and raises at the n-th of them."""
 
     source: type[Source]
-    at: int | None  # None: never
+    at: int | None = None  # None: never
     n_calls: int = 0
+    task: str = ""  # the last that progress was reported of
     _profiler: Any = None  # that was in use before
 
     def __enter__(self) -> None:
@@ -171,6 +166,7 @@ class _Interrupt(Progress):
         sys.setprofile(self._profiler)
 
     def __call__(self, task: str, done: int, total: int) -> None:  # noqa: ARG002 - see `Progress`
+        self.task = task
         self._count()
 
     def _count(self) -> None:
@@ -182,15 +178,6 @@ class _Interrupt(Progress):
 def _files(folder: Path) -> dict[str, bytes]:
     """The files below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-SOURCE_CHECKS = (
-    Check("handles any text", any_text),
-    Check("refuses what it cannot fetch, and leaves nothing", unknown_reference),
-    Check("fetches once", fetched_again),
-    Check("leaves nothing half done when it is interrupted", interrupted),
-    Check("gives several at once the same whole file", fetched_at_once),
-)
 
 
 def check_source(source: type[Source] | str, reference: str, unknown: str, *, registry: Registry | None = None) -> None:
@@ -208,4 +195,4 @@ def check_source(source: type[Source] | str, reference: str, unknown: str, *, re
         PluginError: There is no such source, or the class is none.
     """
     found = (registry or registry_with_toys()).find("source", source)
-    run_checks(SOURCE_CHECKS, SourceSubject(found, reference, unknown))
+    SOURCE_CHECKS.run(SourceSubject(found, reference, unknown))

@@ -18,16 +18,18 @@ from augury.passes import Pass
 from augury.registry import Registry
 from augury.testing.backend import contract
 from augury.testing.backend.subject import N_CTX, BackendSubject, backend_subject
-from augury.testing.contract import Check, Contract, hypothesis_settings, run_checks
+from augury.testing.contract import Checks, Contract, try_examples
 from augury.testing.tiny_model import N_VOCAB
 
 _WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_0")
 _N_TEXT = 80  # tokens, more than a pass of some backends takes
 _SLACK = 1 << 20  # bytes of Python objects beside the table's
+BACKEND_CHECKS = Checks()
 
 
+@BACKEND_CHECKS.add
 def near_reference(subject: BackendSubject) -> None:
-    """Logits are the reference's, with each type of weights, for all layers and fewer."""
+    """Gives the reference's logits."""
     tokens = _tokens(80)
     for weight_type in _WEIGHT_TYPES:
         with closing(subject.load(weight_type)) as model, closing(subject.load(weight_type, is_reference=True)) as oracle:
@@ -42,8 +44,9 @@ def near_reference(subject: BackendSubject) -> None:
             subject.same(contract.LAYERS, found, whole, "with `layers` of all")
 
 
+@BACKEND_CHECKS.add
 def row_invariance(subject: BackendSubject) -> None:
-    """Any split, any company, any thread: the same bits."""
+    """Computes a token the same way in any company."""
     texts = (_tokens(_N_TEXT), _tokens(_N_TEXT, seed=2))
     for weight_type in ("F32", "Q4_0"):
         with closing(subject.load(weight_type)) as model:
@@ -63,12 +66,10 @@ def row_invariance(subject: BackendSubject) -> None:
 
 def _splits(subject: BackendSubject, model: Model, texts: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> None:
     """Two texts in two slots, cut anywhere, their parts side by side."""
-    from hypothesis import given, strategies as st
+    from hypothesis import strategies as st
 
     cuts = st.lists(st.integers(1, _N_TEXT - 1), max_size=8).map(lambda drawn: [0, *sorted(set(drawn)), _N_TEXT])
 
-    @hypothesis_settings(subject.n_examples)
-    @given(edges=st.tuples(cuts, cuts))
     def run(edges: tuple[list[int], list[int]]) -> None:
         for parts in itertools.zip_longest(*map(itertools.pairwise, edges)):
             shares = [(slot, slice(*part)) for slot, part in enumerate(parts) if part is not None]
@@ -76,11 +77,12 @@ def _splits(subject: BackendSubject, model: Model, texts: Sequence[np.ndarray], 
             right = np.concatenate([whole[slot][part] for slot, part in shares])
             subject.same(contract.ROWS, model.forward(batch).rows(), right, f"of two slots, cut at {edges[0]} and {edges[1]}")
 
-    run()
+    try_examples(subject.n_examples, run, edges=st.tuples(cuts, cuts))
 
 
+@BACKEND_CHECKS.add
 def stages(subject: BackendSubject) -> None:
-    """A pass in two parts is the whole pass, and features do not depend on a pass's company."""
+    """Computes its layers in parts, and tells of them."""
     tokens, more = _tokens(24), 7
     with closing(subject.load("Q8_0")) as model, closing(subject.load("Q8_0", is_reference=True)) as oracle:
         names = tuple(name for name in oracle.features if name in model.features)
@@ -98,8 +100,9 @@ def stages(subject: BackendSubject) -> None:
             subject.same(contract.FEATURES, model.forward(batch).rows(), logits, f"from layer {cut} on, given hidden states")
 
 
+@BACKEND_CHECKS.add
 def mtp(subject: BackendSubject) -> None:
-    """A layer that predicts further tokens is the reference's, and its drafts leave no trace."""
+    """Computes a layer that predicts further tokens."""
     if not subject.backend.computes_mtp:
         return
     tokens, cut, given = _tokens(24), 15, ("output",)
@@ -130,8 +133,9 @@ def mtp(subject: BackendSubject) -> None:
         subject.same(contract.MTP, found, whole[cut:, wanted], "of some tokens, after a draft")
 
 
+@BACKEND_CHECKS.add
 def undo(subject: BackendSubject) -> None:
-    """A rejected draft leaves no trace."""
+    """Forgets what is stored again."""
     tokens = _tokens(60)
     with closing(subject.load()) as model:
         whole = model.forward(Batch.chain(tokens)).rows().copy()
@@ -142,17 +146,17 @@ def undo(subject: BackendSubject) -> None:
         )
 
 
+@BACKEND_CHECKS.add
 def trees(subject: BackendSubject) -> None:
-    """Every path of any tree is a chain, and moves make the kept one contiguous."""
-    from hypothesis import given, strategies as st
+    """Computes trees as chains, and moves states."""
+    from hypothesis import strategies as st
 
+    any_parents = st.integers(1, 12).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n))))
     prompt = _tokens(30)
     with closing(subject.load()) as model, closing(subject.load()) as chains:
         for each in (model, chains):
             each.forward(Batch.chain(prompt))  # after which there is another tree, or chain, each time
 
-        @hypothesis_settings(subject.n_examples)
-        @given(parents=st.integers(1, 12).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n)))))
         def run(parents: tuple[int, ...]) -> None:
             drafted = _tokens(len(parents), seed=3)
             paths: list[list[int]] = []
@@ -171,11 +175,12 @@ def trees(subject: BackendSubject) -> None:
             found = model.forward(Batch.chain([7], start=start, accepted=np.array(moves, np.int32))).rows()
             subject.same(contract.MOVES, found, right, f"after path {kept} of a tree with parents {parents}")
 
-        run()
+        try_examples(subject.n_examples, run, parents=any_parents)
 
 
+@BACKEND_CHECKS.add
 def chains(subject: BackendSubject) -> None:
-    """A chain of passes is these passes, one by one."""
+    """Computes what it chooses itself as what it is given."""
     with closing(subject.load("Q4_0")) as model:
         first = _joined([Batch.chain(_tokens(n, seed=n), slot=slot) for slot, n in enumerate((5, 3))])
         first = attrs.evolve(first, rows=np.array([4, 7], np.int32))
@@ -195,8 +200,9 @@ def chains(subject: BackendSubject) -> None:
         _raises(subject, contract.CHAINS, CapacityError, "a chain beyond a slot", lambda: model.forward_chain(beyond, 2))
 
 
+@BACKEND_CHECKS.add
 def saved_slots(subject: BackendSubject) -> None:
-    """A slot that is restored goes on where the saved one was, and nothing else is taken for one."""
+    """Restores slots that were saved."""
     tokens = _tokens(45)
     with closing(subject.load(n_slots=3)) as model, closing(subject.load(n_slots=3)) as other:
         model.forward(Batch.chain(_tokens(45, seed=7), slot=2))
@@ -217,15 +223,14 @@ def saved_slots(subject: BackendSubject) -> None:
                 typed.forward(Batch.chain(tokens, slot=1))
                 wrongs.append((typed.save(1, 37), f"what a model with {kind} saved, by one with f16,"))
         for wrong, detail in wrongs:
-            try:
+            with suppress(ModelFileError):
                 other.restore(1, wrong)
-            except ModelFileError:
-                continue
-            raise contract.SAVED.broken(subject.backend.name, f"{detail} taken for a slot")
+                raise contract.SAVED.broken(subject.backend.name, f"{detail} taken for a slot")
 
 
+@BACKEND_CHECKS.add
 def handle(subject: BackendSubject) -> None:
-    """A handle's results agree with its rows."""
+    """Tells the truth about its rows."""
     with closing(subject.load()) as model:
         _agree(subject, model.forward(Batch.chain(_tokens(5))), N_VOCAB)
 
@@ -250,8 +255,9 @@ def _agree(subject: BackendSubject, logits: Pass, n: int) -> None:
                 raise contract.HANDLE.broken(subject.backend.name, f"{detail} of row {row}")
 
 
+@BACKEND_CHECKS.add
 def vocabulary(subject: BackendSubject) -> None:
-    """The logits of a narrow vocabulary are the same as among all."""
+    """Narrows to a vocabulary."""
     with closing(subject.load("Q4_0")) as model:
         for kept in (range(40), [0, 31, 32, 70, 100, 101, *range(130, 140), N_VOCAB - 1], [N_VOCAB - 2, N_VOCAB - 1]):
             wanted = np.array(kept, np.int32)
@@ -267,8 +273,9 @@ def vocabulary(subject: BackendSubject) -> None:
                     _agree(subject, passed.first(140), 140)
 
 
+@BACKEND_CHECKS.add
 def no_numbers(subject: BackendSubject) -> None:
-    """From a row of NaN nothing is chosen."""
+    """Chooses nothing where it computes no numbers."""
     for weight_type in _WEIGHT_TYPES:
         with closing(subject.load(weight_type, output_norm=float("nan"))) as model:
             logits = model.forward(Batch.chain(_tokens(3)))
@@ -276,8 +283,9 @@ def no_numbers(subject: BackendSubject) -> None:
                 raise contract.HANDLE.broken(subject.backend.name, f"a best token where {weight_type} weights give no numbers")
 
 
+@BACKEND_CHECKS.add
 def outside(subject: BackendSubject) -> None:
-    """Tokens, slots and layers that do not exist are refused, before anything is stored."""
+    """Refuses what does not exist."""
     tokens = _tokens(10)
     with closing(subject.load()) as model:
         whole = model.forward(Batch.chain(tokens)).rows().copy()
@@ -298,8 +306,9 @@ def outside(subject: BackendSubject) -> None:
     _raises(subject, contract.UNSUPPORTED, UnsupportedError, "cache_type_v=q9", lambda: subject.load(cache_type_v="q9"))
 
 
+@BACKEND_CHECKS.add
 def memory_table(subject: BackendSubject) -> None:
-    """The table grows as the context does, and nothing large is held beside it."""
+    """Accounts for its memory."""
     n_bytes = []
     for n_ctx in (64, 4096):
         tracemalloc.start()
@@ -321,13 +330,9 @@ def memory_table(subject: BackendSubject) -> None:
 def _raises(
     subject: BackendSubject, promise: Contract, error: type[Exception], detail: str, call: Callable[[], object]
 ) -> None:
-    try:
+    with suppress(error), promise.kept(subject.backend.name, f", at {detail}", (error,)):
         call()
-    except error:
-        return
-    except Exception as other:
-        raise promise.broken(subject.backend.name, f"{detail}: {type(other).__name__}: {other}") from other
-    raise promise.broken(subject.backend.name, f"{detail} was taken")
+        raise promise.broken(subject.backend.name, f"{detail} was taken")
 
 
 def _tokens(n: int, seed: int = 1) -> np.ndarray:
@@ -342,23 +347,6 @@ def _joined(batches: Sequence[Batch]) -> Batch:
         positions=np.concatenate([each.positions for each in batches]),
         rows=np.arange(len(tokens), dtype=np.int32),
     )
-
-
-BACKEND_CHECKS = (
-    Check("gives the reference's logits", near_reference),
-    Check("computes a token the same way in any company", row_invariance),
-    Check("computes its layers in parts, and tells of them", stages),
-    Check("computes a layer that predicts further tokens", mtp),
-    Check("forgets what is stored again", undo),
-    Check("computes trees as chains, and moves states", trees),
-    Check("computes what it chooses itself as what it is given", chains),
-    Check("restores slots that were saved", saved_slots),
-    Check("tells the truth about its rows", handle),
-    Check("narrows to a vocabulary", vocabulary),
-    Check("chooses nothing where it computes no numbers", no_numbers),
-    Check("refuses what does not exist", outside),
-    Check("accounts for its memory", memory_table),
-)
 
 
 def check_backend(
@@ -385,4 +373,4 @@ def check_backend(
         PluginError: There is no such backend, or the class is none.
     """
     subject = backend_subject(backend, options, tolerance=tolerance, registry=registry, n_examples=n_examples)
-    run_checks(BACKEND_CHECKS, subject)
+    BACKEND_CHECKS.run(subject)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from enum import Enum
 from functools import cached_property
 from types import TracebackType
@@ -20,7 +21,7 @@ from augury.engine.request import make_request
 from augury.engine.sequence import RunningSequence
 from augury.engine.session import EngineSession
 from augury.errors import AuguryError
-from augury.interfaces import Drafter, Pace, Progress
+from augury.interfaces import Drafter, DrafterTraits, Pace, Progress
 from augury.loader import Loader, make_backend
 from augury.options import NoOptions, build
 from augury.registry import Registry
@@ -31,7 +32,6 @@ from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import RequestDrafter, SlotProposals, VerifiedNodes
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.verification import RULES
-from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
 from augury.testing.drafter.watched import watched
 from augury.testing.tiny_model import PERIOD
@@ -104,6 +104,13 @@ def requests(*, max_rounds: int = 14) -> SearchStrategy[ScriptedRequest]:
     return st.builds(ScriptedRequest, prompt=prompts, rounds=rounds, temperature=st.sampled_from((0.8, 0.0, 4.0)))
 
 
+def several(scripts: SearchStrategy[ScriptedRequest], *, least: int = 2) -> SearchStrategy[list[ScriptedRequest]]:
+    """Strategy for up to three of them."""
+    from hypothesis import strategies as st
+
+    return st.lists(scripts, min_size=least, max_size=3)
+
+
 _N_CTX = 768
 _N_MAX = 64  # tokens of a draft
 _N_AHEAD = 5  # tokens that are drafted ahead
@@ -135,15 +142,16 @@ class Subject:
         return self.drafter.name
 
     @cached_property
-    def scope(self) -> str:
-        """How long its knowledge of texts lives, as it says."""
+    def traits(self) -> DrafterTraits:
+        """What one that has been made, and has drafted, says of itself."""
         with DrivenLoop(self) as loop:
-            return loop.drafters[0].traits.scope
+            loop.play(REPEATING)
+            return loop.drafters[0].traits
 
     @property
     def is_alone(self) -> bool:
         """Whether it is independent of other slots."""
-        return self.scope != "process"
+        return self.traits.scope != "process"
 
     @property
     def params(self) -> dict[str, Any]:
@@ -296,13 +304,11 @@ class DrivenLoop:
         self._n_vocab = context.info.n_vocab
         drafter = watched(subject.drafter, is_together=is_together)
         sessions = [EngineSession(i, context.info, load_options, tokenizer, self._loader, target) for i in range(n_slots)]
-        try:
-            self.drafters = [drafter(options, session) for session in sessions]
-        except BaseException as error:
-            self._loader.close()
-            if isinstance(error, AuguryError):
-                raise
-            raise contract.CHOSEN.broken(subject.name, f"{type(error).__name__}: {error}") from error
+        with ExitStack() as stack:
+            stack.callback(self._loader.close)
+            with contract.CHOSEN.kept(subject.name, but=(AuguryError,)):
+                self.drafters = [drafter(options, session) for session in sessions]
+            stack.pop_all()
         members = (Member(subject.name, options), Member(_Other.name, NoOptions()))
         self._speculation = Speculation(members, _N_MAX, 0, is_fixed=True, rule=RULES[subject.verify], timeout_s=math.inf)
         chains = [[each, _Other(NoOptions(), each.session)] for each in self.drafters]
@@ -329,10 +335,9 @@ class DrivenLoop:
         """
         self._loop.round()
         for method, error in self._failures:
-            if isinstance(error, ContractError):
-                raise error
             promise = {"draft_together": contract.TOGETHER, "begin": contract.BEGIN}.get(method, contract.ERROR)
-            raise promise.broken(self.drafters[0].name, f"{type(error).__name__}: {error}, in `{method}`") from error
+            with promise.kept(self.drafters[0].name, f", in `{method}`"):
+                raise error
         for play in self._drafting.plays.values():
             if isinstance(outcome := play.sequence.channel.outcome, BaseException):
                 raise outcome

@@ -16,7 +16,7 @@ from augury.engine.engine import Engine
 from augury.errors import AuguryError, OptionError
 from augury.options import options_of
 from augury.registry import Registry
-from augury.testing.contract import Check
+from augury.testing.contract import Check, Checks
 from augury.testing.drafter import contract
 from augury.testing.drafter.driven import PROMPTS, DrafterReport, Subject
 from augury.testing.toys import TINY_TARGET, ToyDrafter
@@ -83,18 +83,14 @@ def _of_the_times(stats: Summary, *, is_whole: bool) -> Iterator[tuple[str, bool
     times = (timings.prompt_s, timings.predict_s, timings.queue_s, timings.first_s, *timings.round_s)
     yield "no negative times", min(times) >= 0
     yield "queue_s <= first_s", stats.n_emitted == 0 or timings.queue_s <= timings.first_s
-    yield (
-        "first_s + predict_s <= whole_s",
-        timings.first_s + timings.predict_s <= timings.whole_s + 1e-6,
-    )  # drafters begin between
+    begun_s = timings.first_s + timings.predict_s  # drafters begin between
+    yield "first_s + predict_s <= whole_s", begun_s <= timings.whole_s + 1e-6
     yield "predict_s == sum(round_s)", math.isclose(timings.predict_s, sum(timings.round_s), abs_tol=1e-6)
     yield "n_predicted == all but the first", timings.n_predicted == max(stats.n_emitted - 1, 0)
     n_prompt = stats.n_prompt - stats.n_reused
     is_once = not stats.n_restarts
-    yield (
-        "n_prompt == what was not reused",
-        not is_once or (timings.n_prompt == n_prompt if is_whole else timings.n_prompt <= n_prompt),
-    )
+    is_all = timings.n_prompt == n_prompt if is_whole else timings.n_prompt <= n_prompt
+    yield "n_prompt == what was not reused", is_all or not is_once
     begin_s = sum(each.begin_s for each in stats.drafters.values())
     yield "drafters' beginning is prompt time", stats.n_shifts > 0 or not is_once or begin_s <= timings.prompt_s * (1 + 1e-9)
 
@@ -141,9 +137,8 @@ class StrictEngine(Engine):
         super().__exit__(kind, error, trace)
         if error is None and self._failures:
             name, method, failure = self._failures[0]
-            raise contract.ERROR.broken(
-                name, f"{type(failure).__name__}: {failure}, in `{method}`, in a running engine"
-            ) from failure
+            with contract.ERROR.kept(name, f", in `{method}`, in a running engine"):
+                raise failure
 
 
 def engine_with(
@@ -177,12 +172,8 @@ def counted(name: str, run: Callable[[], list[Result]], report: DrafterReport) -
         ContractError: An engine fell over its drafters, or lost count.
         AuguryError: Requests were refused.
     """
-    try:
+    with contract.ERROR.kept(name, ", in a running engine", (AuguryError,)):
         results = run()
-    except AuguryError:
-        raise
-    except Exception as error:
-        raise contract.ERROR.broken(name, f"{type(error).__name__}: {error}, in a running engine") from error
     for result in results:
         stats = result.stats
         report.n_requests += 1
@@ -222,9 +213,6 @@ def check_plain(subject: Subject, engine: Engine, way: str, where: str, *, backe
     compare(subject.name, where, plain(subject.registry, backend, way), output(results))
 
 
-# The checks: with any drafts the output is plain decoding's
-
-
 def lossless(subject: Subject, way: str) -> None:
     """Tokens and their probabilities are those of plain decoding, alone and beside other requests.
 
@@ -236,8 +224,20 @@ def lossless(subject: Subject, way: str) -> None:
                 check_plain(subject, engine, way, f"{way} on {backend} with {slots} slots", backend=backend)
 
 
+ENGINE_CHECKS = Checks(Check(f"leaves {way} output as it is", functools.partial(lossless, way=way)) for way in WAYS)
+
+
+@ENGINE_CHECKS.add
+def planned(subject: Subject) -> None:
+    """Leaves planned output as it is."""
+    for slots in (1, 3):
+        with engine_with(subject, registry=subject.registry, slots=slots, is_fixed=False) as engine:
+            check_plain(subject, engine, "sampled", f"planned, with {slots} slots")
+
+
+@ENGINE_CHECKS.add
 def in_chain(subject: Subject) -> None:
-    """Other drafters of its chain, in any order, make no difference."""
+    """Leaves output as it is in a chain."""
     if subject.name == "none":  # it stands for no drafter, and is refused beside others
         return
     other = Subject(ToyDrafter, {}, subject.registry, subject.backends)
@@ -246,8 +246,9 @@ def in_chain(subject: Subject) -> None:
             chained(*pair, "toy", "sampled", is_fixed=is_fixed)
 
 
+@ENGINE_CHECKS.add
 def full_context(subject: Subject) -> None:
-    """A context may become full in the middle of a draft."""
+    """Leaves output as it is where the context becomes full."""
     outputs = []
     for names in ((), (subject,)):
         with engine_with(*names, registry=subject.registry, n_ctx=64) as engine:
@@ -256,8 +257,9 @@ def full_context(subject: Subject) -> None:
     compare(subject.name, "where the context becomes full", *outputs)
 
 
+@ENGINE_CHECKS.add
 def cancelled(subject: Subject) -> None:
-    """A request that was given up leaves no trace in the next."""
+    """Leaves no trace of a cancelled request."""
     with engine_with(subject, registry=subject.registry) as engine:
         for n in (1, 2, 9):
             for i, _ in enumerate(engine.stream(PROMPTS[1], max_tokens=30, temperature=0.0, ignore_eos=True)):
@@ -266,8 +268,9 @@ def cancelled(subject: Subject) -> None:
             check_plain(subject, engine, "greedy", f"after a request cancelled at token {n}")
 
 
+@ENGINE_CHECKS.add
 def per_request(subject: Subject) -> None:
-    """Requests may bring options of their own, each for itself."""
+    """Takes options by request."""
     wishes: list[dict[str, Any]] = [{"n_max": 0}, {"n_max": 1}, {"n_max": 5}, {"n_min": 3}, {"type": "none"}]
     for option in options_of(subject.drafter.options_class).values():
         if option.is_per_request:
@@ -281,13 +284,6 @@ def per_request(subject: Subject) -> None:
                 if isinstance(error, OptionError) and subject.name in wish:
                     continue  # a bound may contradict the other options, and was refused
                 raise contract.BOUNDS.broken(subject.name, f"with speculative={wish}: {error}") from error
-
-
-def planned(subject: Subject) -> None:
-    """The planner's choices make no difference."""
-    for slots in (1, 3):
-        with engine_with(subject, registry=subject.registry, slots=slots, is_fixed=False) as engine:
-            check_plain(subject, engine, "sampled", f"planned, with {slots} slots")
 
 
 def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed: bool) -> DrafterReport:
@@ -306,13 +302,3 @@ def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed
         if n_drafted != result.stats.n_accepted:
             raise contract.COUNTS.broken(name, f"{n_drafted} tokens by drafters, {result.stats.n_accepted} accepted")
     return report
-
-
-ENGINE_CHECKS = (
-    *(Check(f"leaves {way} output as it is", functools.partial(lossless, way=way)) for way in WAYS),
-    Check("leaves planned output as it is", planned),
-    Check("leaves output as it is in a chain", in_chain),
-    Check("leaves output as it is where the context becomes full", full_context),
-    Check("leaves no trace of a cancelled request", cancelled),
-    Check("takes options by request", per_request),
-)

@@ -12,13 +12,12 @@ from augury.engine.engine import Engine
 from augury.engine.sampler import Sampler
 from augury.passes import ArrayPass
 from augury.sampling import SamplingParams
-from augury.testing.contract import Check
+from augury.testing.contract import Checks
 from augury.testing.drafter import contract
 from augury.testing.drafter.checks import any_script, reproducible, together
 from augury.testing.drafter.driven import PROMPTS, Subject
 from augury.testing.drafter.engines import N_TOKENS, WAYS, answers, compare, counted, engine_with, output, plain
 from augury.testing.tiny_model import PERIOD
-from augury.types import Result
 
 _PROMPT = PROMPTS[0][: 14 * PERIOD]  # the toy expects the phrase to go on
 # three tokens at a time, none of them nearly sure
@@ -28,18 +27,21 @@ _N_SLOTS = 4  # answers at once, in half the time that they take one by one
 _LENGTH = 4  # of an answer; the first token has no draft, the second and third have one together
 _RARE = 5.0  # answers expected less often are counted together: chi-square needs about that many of each
 _LARGEST = 6.0  # standard deviations: chance alone goes beyond it about once in a billion
+REJECTION_CHECKS = Checks()
 
 
+@REJECTION_CHECKS.add
 def driven(subject: Subject) -> None:
-    """Drawn drafts keep the contracts of all drafts, its probabilities are a distribution, and it follows the seed."""
+    """Drafts what can be verified by rejection."""
     subject = _by_rejection(subject)
     any_script(subject, n_examples=20)
     reproducible(subject)
     together(subject)
 
 
+@REJECTION_CHECKS.add
 def counts(subject: Subject) -> None:
-    """Answers have the length that was asked for, and every token is counted; greedy ones are those of plain decoding."""
+    """Keeps count where it is verified by rejection."""
     for i, backend in enumerate(subject.backends):
         ways = WAYS if i == 0 else ("greedy", ("sampled", "penalised")[i % 2])
         with engine_with(_by_rejection(subject), registry=subject.registry, backend=backend, slots=3) as engine:
@@ -51,11 +53,14 @@ def counts(subject: Subject) -> None:
         compare(subject.name, f"greedy by rejection on {backend}", expected, output(results["greedy"]))
 
 
+@REJECTION_CHECKS.add
 def distribution(subject: Subject) -> None:
-    """Each of many short answers comes about as often as the target's own probabilities say."""
+    """Keeps the distribution where it is verified by rejection."""
     with engine_with(_by_rejection(subject), registry=subject.registry, slots=_N_SLOTS) as engine:
         chances = _chances(engine)
-        results = counted(subject.name, lambda: _many(engine), subject.report)
+        seeds = range(_N_ANSWERS)
+        asked = [engine.submit(_PROMPT, max_tokens=_LENGTH, ignore_eos=True, seed=seed, **_CHOICES) for seed in seeds]
+        results = counted(subject.name, lambda: [running.result() for running in asked], subject.report)
     seen = Counter(result.tokens for result in results)
     if strange := seen.keys() - chances.keys():
         raise contract.DISTRIBUTION.broken(subject.name, f"the answer {min(strange)}, which the target never gives")
@@ -69,11 +74,6 @@ def distribution(subject: Subject) -> None:
 
 def _by_rejection(subject: Subject) -> Subject:
     return attrs.evolve(subject, verify="rejection")
-
-
-def _many(engine: Engine) -> list[Result]:
-    asked = [engine.submit(_PROMPT, max_tokens=_LENGTH, ignore_eos=True, seed=seed, **_CHOICES) for seed in range(_N_ANSWERS)]
-    return [running.result() for running in asked]
 
 
 def _chances(engine: Engine) -> dict[tuple[int, ...], float]:
@@ -103,10 +103,3 @@ def _distance(found: np.ndarray, expected: np.ndarray) -> float:
     chi_square = ((found - expected) ** 2 / expected).sum()
     variance = 2 / (9 * n_free)
     return float(((chi_square / n_free) ** (1 / 3) - (1 - variance)) / variance**0.5)
-
-
-REJECTION_CHECKS = (
-    Check("drafts what can be verified by rejection", driven),
-    Check("keeps count where it is verified by rejection", counts),
-    Check("keeps the distribution where it is verified by rejection", distribution),
-)

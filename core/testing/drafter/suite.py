@@ -7,14 +7,14 @@ from typing import Any
 
 from augury.interfaces import Drafter
 from augury.registry import Registry
-from augury.testing.contract import require_hypothesis, run_checks
+from augury.testing.contract import Checks, require_hypothesis
 from augury.testing.drafter.checks import DRIVEN_CHECKS
 from augury.testing.drafter.driven import DrafterReport, Subject
 from augury.testing.drafter.engines import ENGINE_CHECKS
 from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
 from augury.testing.toys import find_plugin
 
-DRAFTER_CHECKS = (*DRIVEN_CHECKS, *REJECTION_CHECKS, *ENGINE_CHECKS)
+DRAFTER_CHECKS = Checks([*DRIVEN_CHECKS, *REJECTION_CHECKS, *ENGINE_CHECKS])
 
 
 def check_drafter(
@@ -42,7 +42,7 @@ def check_drafter(
     True
     """
     subject = drafter_subject(drafter, options, backends=backends, registry=registry)
-    run_checks(DRAFTER_CHECKS, subject)
+    DRAFTER_CHECKS.run(subject)
     return subject.report
 
 

@@ -126,19 +126,18 @@ class Watched(Drafter):
     def __call(self, event: str, method: Callable[..., Any], *args: Any) -> Any:
         self.__journal.append(event)
         before = self.__text.copy()
-        try:
+        with contract.ERROR.kept(self.name, self.__before()):
             result = method(*args)
-        except ContractError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise self.__broken(contract.ERROR, f"{type(error).__name__}: {error}") from error
         if not np.array_equal(before, self.__text):
             raise self.__broken(contract.HISTORY, "another text after the call")
         return result
 
     def __broken(self, promise: Contract, seen: str) -> ContractError:
         """The error for a broken promise, with the calls before it."""
-        return promise.broken(self.name, f"{seen}, after: {'; '.join(self.__journal) or 'nothing'}")
+        return promise.broken(self.name, f"{seen}{self.__before()}")
+
+    def __before(self) -> str:
+        return f", after: {'; '.join(self.__journal) or 'nothing'}"
 
 
 def watched(drafter: type[Drafter], *, is_together: bool = True) -> type[Watched]:

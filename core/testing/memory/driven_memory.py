@@ -159,7 +159,7 @@ class DrivenMemory:
         restore = partial(self._context.restore, data=self._saved[-1])
         for slot in self.texts:
             self._refused(f"restore of slot {slot}, in use", partial(restore, slot))
-        for slot in sorted({*range(self._context.spec.n_slots)} - self.texts.keys())[:1]:
+        for slot in self.free_slots[:1]:
             self._call(f"restore of slot {slot}", restore, slot)
 
     def end(self, slot: int) -> None:
@@ -231,23 +231,20 @@ class DrivenMemory:
 
     def _refused(self, event: str, call: Callable[[], Any]) -> None:
         self._journal.append(event)
-        try:
-            result = call()
-        except CapacityError:
-            return
-        except Exception as error:
-            raise self._broken(ERROR, f"{type(error).__name__}: {error}") from error
-        raise self._broken(CAPACITY, f"{result}")
+        with suppress(CapacityError), ERROR.kept(self._name, self._before, (CapacityError,)):
+            raise self._broken(CAPACITY, f"{call()}")
 
     def _call(self, event: str, call: Callable[..., Any], *args: Any) -> Any:
         self._journal.append(event)
-        try:
+        with ERROR.kept(self._name, self._before):
             return call(*args)
-        except Exception as error:
-            raise self._broken(ERROR, f"{type(error).__name__}: {error}") from error
 
     def _broken(self, promise: Contract, seen: str) -> ContractError:
-        return promise.broken(self._name, f"{seen}, after: {'; '.join(self._journal)}")
+        return promise.broken(self._name, f"{seen}{self._before}")
+
+    @property
+    def _before(self) -> str:
+        return f", after: {'; '.join(self._journal)}"
 
 
 def _path(draft: Draft) -> list[int]:

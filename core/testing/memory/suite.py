@@ -12,7 +12,7 @@ from attrs import frozen
 from augury.interfaces import MemoryManager
 from augury.options import build
 from augury.registry import Registry
-from augury.testing.contract import Check, hypothesis_settings, require_hypothesis, run_checks
+from augury.testing.contract import Checks, require_hypothesis, try_examples
 from augury.testing.memory.driven_memory import SUITABLE, DrivenMemory, Guess
 from augury.testing.toy_model import ToyModel, ToyRecurrentModel
 from augury.testing.toys import registry_with_toys
@@ -21,8 +21,8 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from hypothesis.strategies import DataObject, SearchStrategy
 
-
 _N_CTX = 24
+MEMORY_CHECKS = Checks()
 _KINDS = ("open", "round", "round", "round", "ahead", "truncate", "end", "save", "load", "fail")  # of events
 _MODELS: Mapping[str, Callable[..., ToyModel]] = {
     "a KV cache": ToyModel,
@@ -53,34 +53,9 @@ class MemorySubject:
         return DrivenMemory(make, _MODELS[kind](n_slots=n_slots, n_ctx=_N_CTX), f"{self.manager.name} with {kind}")
 
 
-def any_script(subject: MemorySubject) -> None:
-    """Requests that share prefixes, rounds over any slots with chains and trees, failures, ends: slots hold their texts."""
-    from hypothesis import given, strategies as st
-
-    kinds = subject.kinds
-
-    @hypothesis_settings(80)
-    @given(data=st.data())
-    def run(data: DataObject) -> None:
-        memory = subject.driven(data.draw(st.integers(1, 3)), data.draw(st.sampled_from(kinds)))
-        for _ in range(data.draw(st.integers(1, 14))):
-            choices = ["open", "open", "load"] if not memory.texts else [*_KINDS]
-            kind = data.draw(st.sampled_from(choices))
-            if kind in ("open", "load"):
-                _open(memory, data) if kind == "open" else memory.load()
-                continue
-            slots = sorted(memory.texts)
-            if kind == "round":
-                asked = data.draw(st.lists(st.sampled_from(slots), min_size=1, unique=True))
-                memory.round({slot: data.draw(_guesses()) for slot in asked})
-            else:
-                getattr(memory, kind)(data.draw(st.sampled_from(slots)))
-
-    run()
-
-
+@MEMORY_CHECKS.add
 def full_slots(subject: MemorySubject) -> None:
-    """A slot can be filled to its last position, and further tokens are refused."""
+    """Fills slots to the last position, and no further."""
     for kind in subject.kinds:
         memory = subject.driven(2, kind)
         memory.open([*range(16), *range(_N_CTX - 15)], may_reuse=True, chunk=8)
@@ -93,8 +68,9 @@ def full_slots(subject: MemorySubject) -> None:
             memory.open([1] * _N_CTX, may_reuse=True, chunk=7)
 
 
+@MEMORY_CHECKS.add
 def tree_then_reuse(subject: MemorySubject) -> None:
-    """A request that ends just after a tree's path was kept leaves everything in its place."""
+    """Reuses what a tree left behind in its place."""
     tree = Guess(Draft([3, 4, 5, 6, 7], [-1, -1, 1, 1, 3]), n_right=9, own=8)  # its path is 4, 6, 7
     for kind, ends in product(subject.kinds, ("end", "fail")):
         memory = subject.driven(1, kind)
@@ -107,14 +83,42 @@ def tree_then_reuse(subject: MemorySubject) -> None:
         memory.round({0: tree})
 
 
+@MEMORY_CHECKS.add
 def private_texts(subject: MemorySubject) -> None:
-    """A request may forbid that others reuse its text, while it runs and later."""
+    """Keeps private texts from other requests."""
     for kind, n_slots in product(subject.kinds, (1, 2)):
         memory, prompt = subject.driven(n_slots, kind), [*range(16)]
         memory.open(prompt, may_reuse=False, chunk=9)
         if n_slots == 1:
             memory.end(0)
         memory.open(prompt, may_reuse=True, chunk=8, n_known=0)
+
+
+@MEMORY_CHECKS.add
+def any_script(subject: MemorySubject) -> None:
+    """Holds the texts of its slots under any script.
+
+    Requests share prefixes, and rounds go over any slots, with chains and trees, failures and ends.
+    """
+    from hypothesis import strategies as st
+
+    kinds = subject.kinds
+
+    def run(data: DataObject) -> None:
+        memory = subject.driven(data.draw(st.integers(1, 3)), data.draw(st.sampled_from(kinds)))
+        for _ in range(data.draw(st.integers(1, 14))):
+            kind = data.draw(st.sampled_from(_KINDS if memory.texts else ("open", "open", "load")))
+            if kind == "open":
+                _open(memory, data)
+            elif kind == "load":
+                memory.load()
+            elif kind == "round":
+                asked = data.draw(st.lists(st.sampled_from(sorted(memory.texts)), min_size=1, unique=True))
+                memory.round({slot: data.draw(_guesses()) for slot in asked})
+            else:
+                getattr(memory, kind)(data.draw(st.sampled_from(sorted(memory.texts))))
+
+    try_examples(80, run, data=st.data())
 
 
 def _open(memory: DrivenMemory, data: DataObject) -> None:
@@ -138,14 +142,6 @@ def _guesses() -> SearchStrategy[Guess]:
     return st.builds(Guess, tokens.flatmap(drafts), st.integers(0, 5), st.integers(0, 3))
 
 
-MEMORY_CHECKS = (
-    Check("fills slots to the last position, and no further", full_slots),
-    Check("reuses what a tree left behind in its place", tree_then_reuse),
-    Check("keeps private texts from other requests", private_texts),
-    Check("holds the texts of its slots under any script", any_script),
-)
-
-
 def check_memory_manager(
     manager: type[MemoryManager] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
 ) -> None:
@@ -165,7 +161,7 @@ def check_memory_manager(
 
     >>> check_memory_manager("contiguous")
     """
-    run_checks(MEMORY_CHECKS, memory_subject(manager, options, registry=registry))
+    MEMORY_CHECKS.run(memory_subject(manager, options, registry=registry))
 
 
 def memory_subject(

@@ -170,7 +170,7 @@ MUTANTS = {
     "a best token where F32 weights give no numbers": {"logits": NoRefusal},
     "token 264 at position 0 of slot 0 was taken": {"batch": clipped},
     "a pass after close was taken": {"stays open": True},
-    "cache_type_k=q9: ValueError": {"cache_types": True},
+    "ValueError: q9, at cache_type_k=q9": {"cache_types": True},
     "bytes held, 0 in the table": {"table": lambda table: []},
     "n_bytes_per_position=7": {"spec": lambda spec: attrs.evolve(spec, n_bytes_per_position=7)},
 }

@@ -12,6 +12,7 @@ from augury.errors import OptionError, PluginError
 from augury.interfaces import Drafter, DrafterTraits
 from augury.options import option
 from augury.testing import ContractError, check_drafter
+from augury.testing.contract import Checks
 from augury.testing.drafter import suite
 from augury.testing.drafter.engines import ENGINE_CHECKS
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
@@ -57,7 +58,7 @@ def test_a_drafter_may_have_attributes_of_any_private_name():
 
 
 def test_an_installed_drafter_is_checked_by_its_name_and_its_drafts_are_counted(monkeypatch):
-    monkeypatch.setattr(suite, "DRAFTER_CHECKS", ENGINE_CHECKS[:1])  # test_conformance.py runs all
+    monkeypatch.setattr(suite, "DRAFTER_CHECKS", Checks(ENGINE_CHECKS[:1]))  # test_conformance.py runs all
     report = check_drafter("ngram-simple", {"n": 3, "m": 8})
     assert report.n_drafted > report.n_accepted > 0
     with pytest.raises(PluginError, match="did you mean 'ngram-simple'"):
@@ -416,7 +417,7 @@ class Dividing(Honest):
         ("drafts together as one by one", Divided, "`draft_together` drafts what `draft` does"),
         ("drafts together as one by one", Losing, "for 1 asks"),
         (AHEAD, Deaf, "Drafting ahead leaves no trace but the draft, which is what `draft` gives once the guess is history"),
-        (AHEAD, Credulous, "after drafting ahead: draft "),
+        (AHEAD, Credulous, "leaves no trace but the draft.* Seen: draft "),
         (AHEAD, Alone, "drafts_ahead without a `draft_together` that knows `Ask.guess`"),
         (PACE, Tireless, " tokens one after another, where 1 were asked for"),
         (PACE, Hopeful, "a token after a path of 0.250, where 0.3 was asked for"),

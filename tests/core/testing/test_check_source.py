@@ -126,7 +126,7 @@ class Scattering(Shelf):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Raises, "`handles` .*IndexError of ''"),
+        (Raises, "`handles` .*IndexError.* of ''"),
         (Vague, "`handles` .*None of ''"),
         (Disowns, "`handles` .*False of 'tale'"),
         (Elsewhere, "the path of a file"),
