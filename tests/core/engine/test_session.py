@@ -13,7 +13,7 @@ from augury.loader import Loader
 from augury.options import NoOptions
 from augury.plugins.architectures.llama import Llama
 from augury.plugins.memory.contiguous import Contiguous
-from augury.plugins.sources.path import PathSource
+from augury.plugins.sources.local import PathSource
 from augury.registry import Registry
 from augury.speculation.config import Member
 from augury.testing.toys import TINY_DRAFT, ToyBackend, ToyDrafter, registry_with_toys

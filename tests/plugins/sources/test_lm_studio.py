@@ -4,7 +4,7 @@ import pytest
 
 from augury.errors import ModelFileError
 from augury.interfaces import Progress
-from augury.plugins.sources.lm_studio import LmStudioSource
+from augury.plugins.sources.local import LmStudioSource
 
 FILES = ("tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "mmproj-tiny-F16.gguf")
 

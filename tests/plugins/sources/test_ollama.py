@@ -6,7 +6,7 @@ import pytest
 
 from augury.errors import ModelFileError, UnsupportedError
 from augury.interfaces import Progress
-from augury.plugins.sources.ollama import OllamaSource
+from augury.plugins.sources.local import OllamaSource
 
 DIGEST = "sha256:" + "ab" * 32
 LAYERS = {"model": DIGEST, "template": "sha256:" + "cd" * 32, "params": "sha256:" + "ef" * 32}

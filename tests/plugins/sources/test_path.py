@@ -4,7 +4,7 @@ import pytest
 
 from augury.errors import ModelFileError
 from augury.interfaces import Progress
-from augury.plugins.sources.path import PathSource
+from augury.plugins.sources.local import PathSource
 from augury.testing.source import SOURCE_CHECKS, SourceSubject
 
 
