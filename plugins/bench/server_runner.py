@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import subprocess
 import tempfile
-import threading
 import urllib.error
 import urllib.request
-from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
@@ -66,30 +65,10 @@ def run_load(url: str, bodies: Sequence[Mapping[str, Any]], n_clients: int) -> L
     Raises:
         AuguryError: The server refused a request, or went away.
     """
-    left = deque(enumerate(bodies))
-    found: dict[int, TimedRequest] = {}
-    errors: list[Exception] = []
-
-    def client() -> None:
-        try:
-            while left and not errors:
-                number, body = left.popleft()
-                found[number] = ask(url, body)
-        except IndexError:  # another client was faster
-            pass
-        except Exception as error:  # noqa: BLE001 - raised by the waiting thread
-            errors.append(error)
-
-    clients = [threading.Thread(target=client, daemon=True) for _ in range(n_clients)]
-    start = perf_counter()
-    for each in clients:
-        each.start()
-    for each in clients:
-        each.join()
-    seconds = perf_counter() - start
-    if errors:
-        raise errors[0]
-    return Load(seconds, tuple(found[number] for number in sorted(found)))
+    with ThreadPoolExecutor(n_clients) as clients:
+        start = perf_counter()
+        found = tuple(clients.map(partial(ask, url), bodies))
+        return Load(perf_counter() - start, found)
 
 
 def ask(url: str, body: Mapping[str, Any]) -> TimedRequest:
@@ -98,13 +77,11 @@ def ask(url: str, body: Mapping[str, Any]) -> TimedRequest:
     Raises:
         AuguryError: It was refused, or the server went away, or the answer is none of `/completion`.
     """
-    data = json.dumps({**body, "stream": True}).encode()
-    request = urllib.request.Request(f"{url}/completion", data, {"Content-Type": "application/json"})  # noqa: S310 - as named
     times: list[float] = []
     text, n_tokens = "", 0
     start = perf_counter()
     try:
-        with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310
+        with _posted(f"{url}/completion", {**body, "stream": True}) as answer:
             for line in answer:
                 if line.startswith(b"data: {"):
                     piece = json.loads(line[6:])
@@ -124,9 +101,9 @@ def ask(url: str, body: Mapping[str, Any]) -> TimedRequest:
     return TimedRequest(text, n_tokens, times[0] - start, token_s)
 
 
-def median_of(loads: Sequence[Load], name: str, q: float) -> float:
-    """The median, over several loads, of a quantile."""
-    return statistics.median(load.quantile(name, q) for load in loads)
+def _posted(url: str, body: Mapping[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310 - as named
+    return urllib.request.urlopen(request, timeout=_ANSWER_S)  # noqa: S310
 
 
 _READY_S = 300.0  # a large model on a slow disk
@@ -194,11 +171,8 @@ class ServerProcess:
         Raises:
             AuguryError: The server refuses, or does not answer.
         """
-        request = urllib.request.Request(  # noqa: S310 - our own server
-            f"{self.url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310
+            with _posted(f"{self.url}{path}", body) as answer:
                 return json.load(answer)
         except (OSError, ValueError) as error:
             raise AuguryError(f"{self._name} does not answer: {error}{self._last_words()}") from None

@@ -14,7 +14,7 @@ from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.commands.drafters import TURNS
 from augury.plugins.bench.commands.startup import model_words
 from augury.plugins.bench.machine import machine_facts
-from augury.plugins.bench.server_runner import GREEDY, Load, ServerProcess, median_of, run_load
+from augury.plugins.bench.server_runner import GREEDY, Load, ServerProcess, run_load
 from augury.plugins.bench.workload import DEFAULT, add_length_flag, add_workload_flag, digest, prompts_to_compare, with_answers
 
 _CLIENTS = (1, 4, 16)
@@ -119,7 +119,7 @@ def _as_json(n_clients: int, loads: Mapping[str, Sequence[Load]]) -> dict[str, A
         found[side] = {
             "requests_per_s": statistics.median(load.requests_per_second for load in turns),
             "tokens_per_s": statistics.median(load.tokens_per_second for load in turns),
-        } | {_key(name): median_of(turns, *what) * 1e3 for name, what in _FIGURES.items()}
+        } | {_key(name): statistics.median(load.quantile(*what) for load in turns) * 1e3 for name, what in _FIGURES.items()}
     for side in ("plain", "speculative"):
         pairs = zip(loads[side], loads["theirs"], strict=True)  # turn by turn
         ratios = [mine.requests_per_second / other.requests_per_second for mine, other in pairs]
