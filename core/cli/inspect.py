@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from augury.cli.model_flags import add_override_flag, overrides_of
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import align_rows, print_json, print_lines
-from augury.files.models import open_model
+from augury.errors import ModelFileError
+from augury.files.cache import cache_folder
+from augury.files.models import open_model, source_of
 from augury.registry import Registry
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
         help="show what is in a model file",
         description="Show metadata, types and sizes of the tensors, and the chat template of a GGUF file.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a path (of any part of a split model), or a name as for `augury pull`")
+    parser.add_argument("model", metavar="MODEL", help="a path (of any part of a split model), or the name of one that is here")
     add_override_flag(parser)
     parser.flag("--tensors", "list every tensor")
     parser.flag("--json", "print one JSON object, with all tensors")
@@ -39,6 +41,9 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    source = source_of(args.model, args.registry)
+    if source.is_public and source.find(args.model, cache_folder("models")) is None:
+        raise ModelFileError(f"{args.model} is not on this machine; augury pull {args.model} downloads it")
     with ProgressDisplay() as progress:
         file = open_model(args.model, args.registry, progress, overrides_of(args))
     with file:

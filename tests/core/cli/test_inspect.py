@@ -7,10 +7,10 @@ import pytest
 
 from augury.cli import Parser, inspect
 from augury.errors import ModelFileError
-from augury.files import models
 from augury.files.gguf_writer import gguf_file
 from augury.registry import Registry
 
+CATALOGUE = Registry.discover().sources["catalogue"]
 TEMPLATE = "{% for m in messages %}\n{{ m.content }}\x1b[31m{% endfor %}"
 
 
@@ -89,9 +89,17 @@ def test_overridden_metadata_is_shown(model, capsys):
 
 
 def test_a_model_is_named_as_other_commands_name_it(model, monkeypatch, capsys):
-    monkeypatch.setattr(models, "resolve", lambda name, registry, progress: {"tiny": model}[name])
-    assert run("tiny") == 0
+    for name in ("find", "fetch"):
+        monkeypatch.setattr(CATALOGUE, name, lambda *_: model)
+    assert run("smollm2") == 0
     assert str(model) in capsys.readouterr().out
+
+
+def test_a_model_that_is_not_here_is_not_downloaded(monkeypatch):
+    monkeypatch.setattr(CATALOGUE, "find", lambda *_: None)
+    monkeypatch.setattr(CATALOGUE, "fetch", None)
+    with pytest.raises(ModelFileError, match="smollm2 is not on this machine; augury pull smollm2 downloads it"):
+        run("smollm2")
 
 
 @pytest.mark.parametrize(("name", "message"), [("absent.gguf", "there is no such file"), ("smolm2", "did you mean 'smollm2'")])
