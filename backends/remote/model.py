@@ -182,8 +182,7 @@ class RemotePass(Pass):
             known = dict(zip(*(self._answer.arrays[name][row].tolist() for name in ("top_ids", "top")), strict=True))
             if all(token in known for token in ids.tolist()):
                 return np.array([known[token] for token in ids.tolist()], np.float32)
-        logits: np.ndarray = self.row(row)[ids]
-        return logits
+        return self.row(row)[ids]
 
     def log_normalizer(self, row: int) -> float:
         self._model.wants.normalizers = True
@@ -193,8 +192,7 @@ class RemotePass(Pass):
         return self._logits(-1)
 
     def row(self, row: int) -> np.ndarray:
-        logits: np.ndarray = self._logits(row)[0]
-        return logits
+        return self._logits(row)[0]
 
     def features(self, name: str) -> np.ndarray:
         return read_only(self._features[name]) if name in self._features else super().features(name)

@@ -83,6 +83,12 @@ def make_app(models: Models) -> FastAPI:
         docs_url=None,  # see `add_docs`
         redoc_url=None,
         redirect_slashes=False,
+        exception_handlers={
+            AuguryError: _on_error,
+            HTTPException: _on_error,
+            RequestValidationError: _on_invalid,
+            Exception: _on_fault,
+        },
         responses={status: {"description": text, "content": _ERROR} for status, text in _ERRORS.items()},
     )
     app.state.models, app.state.downloads, app.state.answers = models, Downloads(models), resumable.Answers()
@@ -93,10 +99,6 @@ def make_app(models: Models) -> FastAPI:
         add_page(app)
     else:
         app.add_api_route("/", _home, methods=["GET", "HEAD"], include_in_schema=False)  # by which Ollama's clients look for it
-    for kind in (AuguryError, HTTPException):
-        app.add_exception_handler(kind, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(Exception, _on_fault)
     app.add_middleware(resumable.Resumable, answers=app.state.answers)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=options.max_body_bytes)
     app.add_middleware(_Gate, options=options)

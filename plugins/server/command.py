@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from augury.plugins.server.learner import Learner
     from augury.plugins.server.metrics import Metrics
     from augury.plugins.server.models import Models
-    from augury.plugins.server.server import FileFacts, LoadingProgress, Server, ServerOptions
+    from augury.plugins.server.server import FileFacts, Server, ServerOptions
 
 _N_SLOTS = 4
 _LOOPBACKS = ("127.0.0.1", "::1", "localhost")
@@ -149,7 +149,9 @@ def _server_of(model: ServedModel, n_models: int) -> Server:
         from augury.plugins.server.metrics import Metrics
 
         metrics = Metrics()
-    server = Server(_options_of(args, model.names), partial(_load, args, template_of(args), metrics), metrics=metrics)
+    learner = _learner(args) if args.learn else None
+    load = partial(_load, args, template_of(args), metrics, learner)
+    server = Server(_options_of(args, model.names), load, metrics=metrics, learner=learner)
     server.facts, server.files = partial(_facts_of, args, {}), files_of(args)
     server.key = model.names[0], repr(model.args), *((path, path.stat().st_mtime_ns) for path in server.files)
     server.is_given, server.is_hidden = model.is_given, model.is_hidden
@@ -160,10 +162,8 @@ def _server_of(model: ServedModel, n_models: int) -> Server:
 
         n_gb = 0 if args.replicas is not None else args.collect_disk
         server.collection = Collection(_folder("--collect", args.collect), n_gb * 10**9)
-    if args.learn:
-        server.learner = _learner(args)
-        server.learner.take_over, load = server.take_over, server.load
-        server.load = partial(_load_learnt, args, server.learner, load)
+    if learner is not None:
+        learner.take_over = server.take_over
     return server
 
 
@@ -195,14 +195,6 @@ def _learner(args: argparse.Namespace) -> Learner:
     return Learner(_folder("--collect", args.collect), words, args.learn_hours, write_first)
 
 
-def _load_learnt(
-    args: argparse.Namespace, learner: Learner, load: Callable[[LoadingProgress], Engine], progress: LoadingProgress
-) -> Engine:
-    """Load the engine with the newest head."""
-    args.model_draft = learner.draft_model()
-    return load(progress)
-
-
 def _check_names(servers: Sequence[Server]) -> None:
     """Refuse two models of one name, and tokens of two models in one folder."""
     owners = dict[str, str]()
@@ -215,10 +207,19 @@ def _check_names(servers: Sequence[Server]) -> None:
         raise OptionError("--collect keeps the tokens of one model, and there are several; give it in the table of one")
 
 
-def _load(args: argparse.Namespace, template: str | None, metrics: Metrics | None, progress: Progress) -> Engine:
-    """Load the engine, with another chat template if one is given, and plugins of its own where they count for one model."""
+def _load(
+    args: argparse.Namespace, template: str | None, metrics: Metrics | None, learner: Learner | None, progress: Progress
+) -> Engine:
+    """Load the engine, with the chat template and head that it is to have, and plugins of its own where they count for it."""
     if args.replicas is not None:
-        return _replicas(args, template, metrics, progress)
+        from augury.plugins.ray import replicas
+
+        found: Any = replicas.Replicas(args, template, progress)
+        if metrics is not None:
+            metrics.elsewhere = found.samples
+        return found
+    if learner is not None:
+        args.model_draft = learner.draft_model()
     if metrics is not None:
         args = argparse.Namespace(**{**vars(args), "registry": Registry.discover()})
         args.registry.hooks.register(metrics)
@@ -238,15 +239,6 @@ def _check_replicas(args: argparse.Namespace) -> None:
     if args.slot_save_path is not None:
         raise OptionError("--slot-save-path is for slots of one engine, and --replicas starts others; leave one of the two out")
     cluster.check_ray("--replicas needs")
-
-
-def _replicas(args: argparse.Namespace, template: str | None, metrics: Metrics | None, progress: Progress) -> Engine:
-    from augury.plugins.ray import replicas
-
-    found: Any = replicas.Replicas(args, template, progress)
-    if metrics is not None:
-        metrics.elsewhere = found.samples
-    return found
 
 
 def _facts_of(args: argparse.Namespace, known: dict[Path, FileFacts]) -> FileFacts:
@@ -294,6 +286,7 @@ def _options_of(args: argparse.Namespace, names: Sequence[str]) -> ServerOptions
         raise OptionError(
             f"--manage-models lets clients download and remove models, everyone who reaches {hosts[0]}; set --api-key"
         )
+    effort = {} if args.reasoning_effort == "default" else {"reasoning_effort": args.reasoning_effort}
     return ServerOptions(
         names=names,
         tags=split(args.tags),
@@ -304,7 +297,7 @@ def _options_of(args: argparse.Namespace, names: Sequence[str]) -> ServerOptions
         shutdown_timeout_s=args.shutdown_timeout,
         max_body_bytes=args.max_body_size << 20,
         params=request_params(args),
-        chat_template_kwargs=_thinking(args) | (args.chat_template_kwargs or {}),
+        chat_template_kwargs={"enable_thinking": args.reasoning != "off", **effort, **(args.chat_template_kwargs or {})},
         reasoning_format=args.reasoning_format,
         reasoning_budget=args.reasoning_budget,
         pooling=args.pooling,
@@ -324,12 +317,6 @@ def _folder(flag: str, name: str) -> Path:
     if not Path(name).is_dir():
         raise OptionError(f"{flag} is {name}, expected a folder that exists")
     return Path(name).resolve()
-
-
-def _thinking(args: argparse.Namespace) -> dict[str, Any]:
-    """Variables of chat templates."""
-    found: dict[str, Any] = {"enable_thinking": args.reasoning != "off"}
-    return found if args.reasoning_effort == "default" else found | {"reasoning_effort": args.reasoning_effort}
 
 
 def _is_origin(text: str) -> bool:

@@ -89,7 +89,7 @@ class Downloads:
         """
         registry, server = self._allowed(), self._models.find(name, is_strict=True)
         if (alias := name.removesuffix(":latest")) in server.options.names[1:] and alias in aliases():
-            await self._change(partial(_drop_alias, alias))
+            await self._change(lambda: _write({name: model for name, model in aliases().items() if name != alias}))
             return
         others = [each for each in self._models.servers if each.is_given and {*each.files} & {*server.files}]
         if others:
@@ -132,13 +132,10 @@ class Downloads:
     async def _fetch(self, name: str, registry: Registry, progress: LoadingProgress) -> None:
         events, is_done = self._models.events, False
 
-        def tell() -> None:
-            seen = progress.seen
-            events.tell(name, "download_progress", **{seen["task"]: {"done": seen["done"], "total": seen["total"]}})
-
         try:
             async with self._fetching:
                 with progress:
+                    tell = lambda: events.tell(name, "download_progress", **progress.by_task)
                     await run_watched(partial(resolve, name, registry, progress), tell)
                 await self._models.reload()
             is_done = True
@@ -179,10 +176,6 @@ def _add_alias(name: str, model: str) -> None:
     _write(known | {name: model})
 
 
-def _drop_alias(name: str) -> None:
-    _write({each: model for each, model in aliases().items() if each != name})
-
-
 def _write(found: Mapping[str, str]) -> None:
     """Keep the names that clients gave."""
     alias_file().parent.mkdir(parents=True, exist_ok=True)
@@ -195,8 +188,7 @@ def _shown(error: Exception, name: str) -> str:
 
 
 async def _downloads_of(request: Request) -> Downloads:
-    found: Downloads = request.app.state.downloads
-    return found
+    return request.app.state.downloads
 
 
 AllDownloads = Annotated[Downloads, Depends(_downloads_of)]

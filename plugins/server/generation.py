@@ -49,7 +49,6 @@ class Generation:
     _states: Mapping[int, hidden_states.HiddenStates]  # by answer, where they are kept as well
     before_wait: Callable[[], Awaitable[None]] = do_nothing  # awaited by `pieces` whenever there is none to give yet
     _deadline: float = attrs.field(init=False)
-    _is_expired: bool = False
     _loop: asyncio.AbstractEventLoop = attrs.field(factory=asyncio.get_running_loop)
     _read: dict[int, list[Token]] = attrs.field(factory=partial(defaultdict, list))  # by answer, where tokens may end it
     _ended: set[int] = attrs.field(factory=set)  # answers that a token ended
@@ -156,14 +155,10 @@ class Generation:
         for running in self._runnings:
             running.cancel()
 
-    def _expire(self) -> None:
-        self._is_expired = True
-        self.cancel()
-
     @contextmanager
     def _limited(self) -> Iterator[None]:
         """Cancel running answers when the time is up, and whenever this is left."""
-        timer = self._loop.call_at(self._deadline, self._expire)
+        timer = self._loop.call_at(self._deadline, self.cancel)
         try:
             yield
         finally:
@@ -175,7 +170,7 @@ class Generation:
             pieces, text = tuple(self._read[i]), "".join(token.text for token in self._read[i])
             tokens = tuple(token.token for token in pieces)
             result = attrs.evolve(result, pieces=pieces, tokens=tokens, text=text, finish_reason="cancelled")
-        elif self._is_expired and result.finish_reason == "cancelled":
+        elif result.finish_reason == "cancelled" and self._loop.time() >= self._deadline:
             raise _too_long(self._server.options.timeout_s)
         elif result.finish_reason == "cancelled":
             raise RequestError(503, "the server ends, and with it the answer")  # or the client has gone, and nobody reads this

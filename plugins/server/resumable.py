@@ -149,8 +149,7 @@ def _key(headers: Mapping[str, str], name: str | None = None) -> tuple[str, str]
 
 
 async def _answers_of(request: Request) -> Answers:
-    answers: Answers = request.app.state.answers
-    return answers
+    return request.app.state.answers
 
 
 AllAnswers = Annotated[Answers, Depends(_answers_of)]

@@ -129,6 +129,11 @@ class LoadingProgress(ProgressDisplay):
         self.seen = {"task": task, "done": done, "total": total}
         super().__call__(task, done, total)
 
+    @property
+    def by_task(self) -> dict[str, Any]:
+        """The last report of a download, in the form of llama.cpp's router."""
+        return {self.seen["task"]: {"done": self.seen["done"], "total": self.seen["total"]}}
+
 
 @define(eq=False)
 class Server:

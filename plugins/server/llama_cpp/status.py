@@ -192,9 +192,8 @@ def _as_json(slot: SlotStats, n_ctx: int, *, is_speculative: bool) -> dict[str, 
 
 
 @router.get("/health")
-@router.get("/v1/health", include_in_schema=False)
 @router.head("/health", include_in_schema=False)  # as monitors ask, wget --spider for one
-@router.head("/v1/health", include_in_schema=False)
+@router.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
 async def health(_models: AllModels) -> dict[str, str]:
     """Say that the server is ready; while its only model loads it is not, and says how far it has come."""
     return {"status": "ok"}

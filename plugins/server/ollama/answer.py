@@ -122,8 +122,7 @@ async def named(request: Request) -> Server:
     fields = fields_of(request)
     if not (name := fields.get("model") or fields.get("name")):
         raise RequestError(400, "model is missing", param="model")
-    found: Server = request.app.state.models.find(name, is_strict=True)
-    return found
+    return request.app.state.models.find(name, is_strict=True)
 
 
 async def _serving(request: Request) -> AsyncIterator[Server]:

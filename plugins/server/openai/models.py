@@ -89,8 +89,7 @@ async def list_models(models: AllModels, downloads: AllDownloads, reload: str = 
         await models.reload()
     found = models_list(models)
     for name, each in downloads.running.items():
-        seen = each.progress.seen
-        status = {"value": "downloading", "progress": {seen["task"]: {"done": seen["done"], "total": seen["total"]}}}
+        status = {"value": "downloading", "progress": each.progress.by_task}
         found["data"].append({"id": name, "object": "model", "owned_by": "augury", "status": status})
     return found
 
