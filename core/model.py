@@ -17,9 +17,9 @@ from augury.interfaces import Architecture as Architecture
 from augury.lowering import *
 from augury.plugins.architectures.decoder import Decoder as Decoder
 from augury.plugins.architectures.experts import limited_feed_forward as limited_feed_forward, mixture as mixture
-from augury.plugins.architectures.hyper import HyperConnected as HyperConnected, mixed_streams as mixed_streams
-from augury.plugins.architectures.qwen_next import Qwen35 as Qwen35, gated_attention as gated_attention
+from augury.plugins.architectures.linear_attention import Qwen35 as Qwen35, gated_attention as gated_attention
 from augury.plugins.architectures.rope import MAX_POSITIONS as MAX_POSITIONS, base_of as base_of, local_size as local_size
+from augury.plugins.architectures.streams import HyperConnected as HyperConnected, mixed_streams as mixed_streams
 from augury.plugins.architectures.transformer import Transformer as Transformer
 from augury.plugins.pooling import PoolIndexer as PoolIndexer, Pooling as Pooling
 from augury.plugins.residual_streams import (

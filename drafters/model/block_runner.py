@@ -12,7 +12,7 @@ Where a head predicts the next token at each position, "on" predicts token 4, an
 add logits by the token before, place by place, as the draft is chosen: to all tokens (DSpark, which may also go by the place
 and by all tokens before), or to the best ones, which alone can be chosen then (DFlash2).
 
-Source: DFlash, DFlash2 and DSpark (see `augury.plugins.architectures.dflash`), as llama.cpp's driver feeds them.
+Source: DFlash, DFlash2 and DSpark (see `augury.plugins.architectures.draft_heads`), as llama.cpp's driver feeds them.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class ParallelRunner(BlockRunner):
 
     All tokens of a text are given with the hidden state of the token before, the last one included; masks come after it.
 
-    Source: P-EAGLE (see `augury.plugins.architectures.eagle`), as vLLM's proposer feeds it.
+    Source: P-EAGLE (see `augury.plugins.architectures.draft_heads`), as vLLM's proposer feeds it.
     """
 
     def __init__(self, context: Context, encoder: Encoder, mask: RowModel, *, n_vocab: int) -> None:

@@ -11,7 +11,7 @@ of the hidden state of token p, or what `main` does of that and of token p + 1, 
 Further tokens of a draft come with the output of the part's own layers for the token before. They are cut off again, because
 the target will compute hidden states of the accepted ones.
 
-Source: EAGLE-3 (see `augury.plugins.architectures.eagle`), as llama.cpp's driver feeds it.
+Source: EAGLE-3 (see `augury.plugins.architectures.draft_heads`), as llama.cpp's driver feeds it.
 """
 
 from __future__ import annotations

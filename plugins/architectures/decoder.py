@@ -7,7 +7,7 @@ its own differences. Every tensor's shape is checked against the sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -200,6 +200,8 @@ class Decoder(Tensors):
         has_head_norms: bool = False,
         has_joint_norms: bool = False,
         has_post_norm: bool = False,
+        linears: Sequence[blocks.Linear] = (),
+        has_biases: bool = True,
         has_output_bias: bool = True,
         has_scales: bool = True,
         factor: float = 1.0,
@@ -216,15 +218,17 @@ class Decoder(Tensors):
             has_head_norms: Whether queries and keys are normed per head.
             has_joint_norms: Whether they are normed over all heads.
             has_post_norm: Whether the block's output is normed before it is added to the residual stream.
-            has_output_bias: Whether the family takes note of a bias of o.
+            linears: The products q, k and v, as far as they are not those of these tensors.
+            has_biases: Whether the family takes note of biases of q, k and v.
+            has_output_bias: Whether it takes note of a bias of o.
             has_scales: Whether it takes note of scale tensors of q, k and v.
             factor: The factor of the block's output.
             **others: Other fields of `Attention`, such as `window`.
         """
         n_heads, n_kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
-        at = f"blk.{layer}"
+        at, n_made, marks = f"blk.{layer}", len(linears), {"has_scale": has_scales, "has_bias": has_biases}
         sizes = (n_heads * self.head_dim, n_kv_heads * self.head_dim, n_kv_heads * self.value_dim)
-        q, k, v = self.fused(at, names, "attn_qkv", sizes, has_scale=has_scales)
+        q, k, v = (*linears, *self.fused(at, names[n_made:], "" if n_made else "attn_qkv", sizes[n_made:], **marks))
         q_norm = k_norm = None
         if has_head_norms or has_joint_norms:
             n_q, n_k = (n_heads, n_kv_heads) if has_joint_norms else (1, 1)
@@ -235,7 +239,10 @@ class Decoder(Tensors):
             k=k,
             v=v,
             o=self.linear(f"{at}.attn_output", n_heads * self.value_dim, self.n_embd, has_bias=has_output_bias, factor=factor),
-            **self.heads(layer),
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
             scale=1.0 / math.sqrt(self.head_dim) if scale is None else scale,
             rope=rope,
             q_norm=q_norm,
@@ -317,6 +324,7 @@ class Decoder(Tensors):
         norm: str | blocks.Norm | None = "output_norm",
         is_tied: bool = False,
         has_bias: bool = True,
+        has_scale: bool = True,
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> blocks.Output:
@@ -326,17 +334,13 @@ class Decoder(Tensors):
             norm: The norm of its input, or the name of its tensor.
             is_tied: Whether the family has no weights of its own in any case.
             has_bias: Whether the family takes note of a bias.
+            has_scale: Whether it takes note of a scale tensor.
             scale: The scale of the logits.
             softcap: The soft cap of the logits.
         """
         name = "output" if "output.weight" in self.file.tensors and not is_tied else self.embedding
-        weight = self.linear(name, self.n_embd, self.n_vocab, has_bias=has_bias, factor=scale)
+        weight = self.linear(name, self.n_embd, self.n_vocab, has_scale=has_scale, has_bias=has_bias, factor=scale)
         return blocks.Output(self.norm(norm) if isinstance(norm, str) else norm, weight, softcap)
-
-    def heads(self, layer: int) -> dict[str, Any]:
-        """The fields of an `Attention` that say how many heads a layer has, and how large they are."""
-        n_heads, n_kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
-        return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": self.head_dim, "value_dim": self.value_dim}
 
     def indexer_sizes(self) -> tuple[int, int]:
         """The number of heads of an indexer, and the values of each, of which rope turns some."""

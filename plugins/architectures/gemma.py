@@ -218,35 +218,28 @@ class Gemma4(Gemma):
         layers: Sequence[blocks.Layer],
     ) -> blocks.Attention:
         """The attention of a layer, whose values may be its keys as they are before norm and rope, or another layer's."""
-        at, n_embd, size = f"blk.{layer}", decoder.n_embd, decoder.head_dim
+        at, size, n_kv_heads = f"blk.{layer}", decoder.head_dim, decoder.n_kv_heads[layer]
         if decoder.value_dim != size:
             decoder.keys.fail("attention.value_length", decoder.value_dim, f"{size}, as keys")
-        n_heads, n_kv_heads = decoder.n_heads[layer], decoder.n_kv_heads[layer]
-        sizes = (n_heads * size, n_kv_heads * size, n_kv_heads * size)
         has_values = any(f"{at}.{name}.weight" in decoder.file.tensors for name in ("attn_v", "attn_qkv"))
-        names = ("attn_q", "attn_k", "attn_v" if has_values else "attn_k")
-        kept = None if source is None else layers[source].mixer
+        kept, linears = None if source is None else layers[source].mixer, list[blocks.Linear]()
         if isinstance(kept, blocks.Attention):
             if kept.n_kv_heads != n_kv_heads:
                 decoder.keys.fail("attention.head_count_kv", n_kv_heads, f"{kept.n_kv_heads}, as the layer whose keys it reads")
-            q = decoder.linear(f"{at}.attn_q", n_embd, sizes[0], has_bias=False)
-            k, v, k_norm = kept.k, kept.v, kept.k_norm
-        else:
-            q, k, v = decoder.fused(at, names, "attn_qkv", sizes, has_bias=False)
-            k_norm = decoder.norm(f"{at}.attn_k_norm", size)
-        return blocks.Attention(
-            norm=decoder.norm(f"{at}.attn_norm"),
-            q=q,
-            k=k,
-            v=v,
-            o=decoder.linear(f"{at}.attn_output", n_heads * size, n_embd, has_bias=False),
-            **decoder.heads(layer),
+            q = decoder.linear(f"{at}.attn_q", decoder.n_embd, decoder.n_heads[layer] * size, has_bias=False)
+            linears = [q, kept.k, kept.v]
+        return decoder.attention(
+            layer,
+            rope,
             scale=1.0,
-            rope=rope,
+            names=("attn_q", "attn_k", "attn_v" if has_values else "attn_k"),
+            linears=linears,
             q_norm=decoder.norm(f"{at}.attn_q_norm", size),
-            k_norm=k_norm,
-            v_norm=blocks.Norm(None, size, decoder.eps),
-            post_norm=decoder.norm(f"{at}.post_attention_norm"),
+            k_norm=kept.k_norm if isinstance(kept, blocks.Attention) else decoder.norm(f"{at}.attn_k_norm", size),
+            v_norm=decoder.plain_norm(size),
+            has_post_norm=True,
+            has_biases=False,
+            has_output_bias=False,
             window=window,
             source=source,
         )

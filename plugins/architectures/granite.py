@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from augury.blocks import Gating, Mamba2, Rope
+from augury.blocks import Gating, Rope
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.state_space import mamba2
-from augury.plugins.architectures.transformer import Transformer
+from augury.plugins.architectures.mamba import mamba2
+from augury.plugins.architectures.transformer import Transformer, sinks, stated
 
 
 def _factor(decoder: Decoder, _layer: int) -> float:
@@ -18,37 +18,28 @@ def _factor(decoder: Decoder, _layer: int) -> float:
     return decoder.keys.number("residual_scale", 1.4 / math.sqrt(decoder.n_layers) if is_minicpm else 0.0) or 1.0
 
 
-def _mamba(decoder: Decoder, layer: int) -> Mamba2:
-    return mamba2(decoder, layer, factor=_factor(decoder, layer))
-
-
 class GraniteMoe(Transformer):
     """Llama, with scales of the embedding, of layers' outputs, of scores and of logits, and with experts."""
 
     name = "granitemoe"
     rope_args = {"is_interleaved": True, "has_factors": True}
-    attention_args = {"factor": _factor, "scale": lambda decoder, _: decoder.keys.number("attention.scale", 0.0) or None}
+    attention_args = {"factor": _factor, "scale": stated("attention.scale")}
     ffn_args = {"factor": _factor}
     experts = {**ffn_args, "gating": Gating.SOFTMAX, "is_normalised": True}
-    embedding_args = {"scale": lambda decoder: decoder.keys.number("embedding_scale", 0.0) or 1.0}
+    embedding_args = {"scale": stated("embedding_scale", 0.0, 1.0)}
     output_args = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale") or 1.0)}
 
 
-class Granite(GraniteMoe):
-    """The dense models, whose files may say that there is no rope."""
-
-    name = "granite"
-
-    @classmethod
-    def rope(cls, decoder: Decoder) -> Rope | None:
-        return super().rope(decoder) if decoder.keys.flag("rope.scaling.finetuned", default=True) else None
+def _rope(decoder: Decoder) -> Rope | None:
+    return GraniteMoe.rope(decoder) if decoder.keys.flag("rope.scaling.finetuned", default=True) else None
 
 
+Granite = GraniteMoe.family("granite", "The dense models, whose files may say that there is no rope.", rope=_rope)
 GraniteHybrid = Granite.family(
     "granitehybrid",
     "Mamba-2 in layers that have no key heads.",
     decoder_args={"least": 0},
-    without_heads=_mamba,
+    without_heads=lambda decoder, layer: mamba2(decoder, layer, factor=_factor(decoder, layer)),
     output_args={"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 0.0) or 1.0)},
 )
 
@@ -64,15 +55,12 @@ GraniteSwa = GraniteMoe.family(
     "Some layers see a window only, some have no rope, and all have sinks.",
     windows={"period": None, "is_required": True},
     turns=_turns,
-    attention_args={
-        **GraniteMoe.attention_args,
-        "sinks": lambda decoder, layer: decoder.vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer]),
-    },
+    attention_args={**GraniteMoe.attention_args, "sinks": sinks},
 )
 MiniCPM = GraniteMoe.family(
     "minicpm",
     "Scales that the first files do not state, and none of scores.",
     attention_args={"factor": _factor},
-    embedding_args={"scale": lambda decoder: decoder.keys.number("embedding_scale", 12.0) or 1.0},
+    embedding_args={"scale": stated("embedding_scale", 12.0, 1.0)},
     output_args={"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 256.0 / decoder.n_embd) or 1.0)},
 )

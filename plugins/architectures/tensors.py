@@ -1,9 +1,10 @@
-"""Norms, matrices and numbers of a file by the names of their tensors; every tensor's shape is checked."""
+"""What a file of a family says: its keys, and the parts of blocks by the names of their tensors; all of it is checked."""
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import attrs
 import numpy as np
@@ -12,9 +13,86 @@ from augury.blocks import BlockTensors, Linear, Norm, NormKind, RowSelection, Ve
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.tensor_type import TensorType
-from augury.plugins.architectures.keys import Keys
 
 AnyPart = TypeVar("AnyPart", bound=BlockTensors)
+Number = TypeVar("Number", int, float)
+
+MOST = 1 << 20  # of anything but positions: no model has wider layers, and arrays of this size are harmless
+
+
+class Keys:
+    """Reads the keys that begin with the architecture's name, such as `llama.block_count` as `block_count`."""
+
+    def __init__(self, file: ModelFile, architecture: str | None = None) -> None:
+        self.file = file
+        self._architecture = file.architecture if architecture is None else architecture
+
+    def __contains__(self, key: str) -> bool:
+        return self.full(key) in self.file.metadata
+
+    def full(self, key: str) -> str:
+        """The key as the file has it."""
+        return f"{self._architecture}.{key}"
+
+    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
+        """A whole number from `least` to `most`; required where there is no default."""
+        value = self._get(key, int, default)
+        if not least <= value <= most:
+            self.fail(key, value, f"{least} to {most}")
+        return value
+
+    def n_mtp(self, most: int = MOST) -> int:
+        """How many layers that predict further tokens are stated."""
+        return self.count("nextn_predict_layers", 0, least=0, most=most)
+
+    def counts(self, key: str, n: int, default: tuple[int, ...] | None = None, *, least: int = 1) -> tuple[int, ...]:
+        """`n` counts of at least `least`, one per layer; files state a number for all of them or an array."""
+        if not isinstance(self.file.metadata.get(self.full(key)), np.ndarray):
+            return (self.count(key, least=least),) * n if default is None or key in self else default
+        values = self.file.get(self.full(key), list[int])
+        if len(values) != n or not all(least <= value <= MOST for value in values):
+            self.fail(key, f"an array of {len(values)} numbers ({values[:8]})", f"{n} of {least} to {MOST}, one per layer")
+        return tuple(values)
+
+    def number(self, key: str, default: float | None = None, *, least: float = 0.0, most: float = 1e12) -> float:
+        """A number from `least` to `most`; required where there is no default."""
+        value = self._get(key, float, default)
+        if not least <= value <= most:  # never true of NaN
+            self.fail(key, value, f"a finite number of at least {least:g} and at most {most:g}")
+        return value
+
+    def numbers(self, key: str, n: int, most: int | None = None) -> tuple[float, ...]:
+        """`n` numbers of at least 0, one per layer, or up to `most`; files state a number for all of them or an array."""
+        if not isinstance(self.file.metadata.get(self.full(key)), np.ndarray):
+            return (self.number(key),) * (most or n)
+        values = self.file.get(self.full(key), list[float])
+        if len(values) < n or not all(0.0 <= value < math.inf for value in values):
+            self.fail(key, f"an array of {len(values)} numbers ({values[:8]})", f"{n} of at least 0, one per layer")
+        return tuple(values[: most or n])
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0; required where there is no default."""
+        value = self._get(key, float, default)
+        if not (math.isfinite(value) and value > 0.0):
+            self.fail(key, value, "a finite number above 0")
+        return value
+
+    def flag(self, key: str, *, default: bool | None = None) -> bool:
+        """Whether something is so; required where there is no default."""
+        name = self.full(key)
+        return self.file.get(name, bool) if default is None else self.file.get(name, bool, default)
+
+    def text(self, key: str, default: str) -> str:
+        """A text."""
+        return self.file.get(self.full(key), str, default)
+
+    def fail(self, key: str, found: object, expected: str) -> NoReturn:
+        """Say that a key's value makes no sense."""
+        raise ModelFileError(f"{self.file.path}: metadata key {self.full(key)!r} is {found}, expected {expected}")
+
+    def _get(self, key: str, kind: type[Number], default: Number | None) -> Number:
+        name = self.full(key)
+        return self.file.get(name, kind) if default is None else self.file.get(name, kind, default)
 
 
 class Tensors:
@@ -51,12 +129,18 @@ class Tensors:
             self.keys.fail("rope.dimension_count", n_rot, "an even number")
         return n_rot
 
-    def plain_norm(self) -> Norm:
-        """A norm over E values that has no weights."""
-        return Norm(None, self.n_embd, self.eps, kind=self.norm_kind)
+    def plain_norm(self, size: int | None = None) -> Norm:
+        """A norm that has no weights, over E values unless `size` says otherwise."""
+        return Norm(None, self.n_embd if size is None else size, self.eps, kind=self.norm_kind)
 
     def norm(
-        self, name: str, size: int | None = None, *, shape: tuple[int, int] | None = None, suffix: str = ".weight"
+        self,
+        name: str,
+        size: int | None = None,
+        *,
+        shape: tuple[int, int] | None = None,
+        suffix: str = ".weight",
+        has_bias: bool = True,
     ) -> Norm:
         """The norm with the weights `name`.weight, over E values unless `size` says otherwise, and a bias where there is one.
 
@@ -65,10 +149,11 @@ class Tensors:
             size: How many values are normed together.
             shape: The shape of the weights, where every head has its own.
             suffix: Of the tensor with the weights.
+            has_bias: Whether the family takes note of a bias.
         """
         size, name = self.n_embd if size is None else size, f"{self.prefix}{name}"
         self.file.tensor(f"{name}{suffix}", shape or (size,))
-        bias = f"{name}.bias" if f"{name}.bias" in self.file.tensors else None
+        bias = f"{name}.bias" if has_bias and f"{name}.bias" in self.file.tensors else None
         if bias is not None:
             self.file.tensor(bias, (size,))
         return Norm(f"{name}{suffix}", size, self.eps, bias, self.norm_kind, shape)
@@ -82,7 +167,7 @@ class Tensors:
         for i, n in enumerate(sizes):
             rows = RowSelection(sum(sizes[:i]), n, total, total)
             linear = self.linear(f"{at}.{fused}", self.n_embd, n, rows=rows, **marks)
-            own = f"{self.prefix}{at}.{names[i]}.bias" if names else ""
+            own = f"{self.prefix}{at}.{names[i]}.bias" if names and marks.get("has_bias", True) else ""
             if linear.bias is None and own in tensors:
                 self.file.tensor(own, (n,))
                 linear = attrs.evolve(linear, bias=own, has_own_bias=True)

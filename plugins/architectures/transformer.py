@@ -7,7 +7,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, Literal, Self
 
-from augury.blocks import Block, FeedForward, Layer, Linear, MixtureOfExperts, ModelPlan, Output, Rope
+from augury.blocks import Block, FeedForward, Layer, Linear, MixtureOfExperts, ModelPlan, Output, Rope, Vector
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -25,7 +25,7 @@ class Transformer(Architecture):
         local_rotary: The same for layers with a window; None: these have the rope of the others.
         windows: Arguments of `Decoder.windows`; None: every layer sees all positions.
         turns: Whether a layer has rotary positions, given its number; None: all have those that the model has.
-        attention_args: Arguments of `Decoder.attention`.
+        attention_args: Arguments of `Decoder.attention`, or a function that makes all of them.
         without_heads: Makes the mixer of a layer that has no key heads, given its number; None: all have attention.
         ffn_args: Arguments of `Decoder.feed_forward`.
         experts: Arguments of `mixture`, which stands in place of a feed-forward in layers with a router; None: none has one.
@@ -39,7 +39,7 @@ class Transformer(Architecture):
     local_rotary: ClassVar[Mapping[str, Any] | None] = None
     windows: ClassVar[Mapping[str, Any] | None] = None
     turns: ClassVar[Callable[[Decoder, int], bool] | None] = None
-    attention_args: ClassVar[Mapping[str, Any]] = {}
+    attention_args: ClassVar[Mapping[str, Any] | Callable[[Decoder, int], Mapping[str, Any]]] = {}
     without_heads: ClassVar[Callable[[Decoder, int], Block] | None] = None
     ffn_args: ClassVar[Mapping[str, Any]] = {}
     experts: ClassVar[Mapping[str, Any] | None] = None
@@ -49,7 +49,7 @@ class Transformer(Architecture):
 
     @classmethod
     def family(cls, family: str, about: str, **fields: Any) -> type[Self]:
-        """A family that differs from this one in fields alone.
+        """A family that differs from this one in fields, or in methods, which are functions without the class.
 
         >>> Transformer.family("tidal", "Heads are normed.", attention_args={"has_head_norms": True}).name
         'tidal'
@@ -81,54 +81,56 @@ class Transformer(Architecture):
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope | None:
         """The rotary positions of all layers."""
-        return None if cls.rope_args is None else decoder.rope(**_of_file(cls.rope_args, decoder))
+        return None if cls.rope_args is None else decoder.rope(**of_file(cls.rope_args, decoder))
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         """A layer, from 0."""
+        return Layer(cls.mixer(decoder, layer, rope), cls.feed_forward(decoder, layer))
+
+    @classmethod
+    def mixer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Block | tuple[Block, ...]:
+        """The attention of a layer, or what stands in its place."""
         if cls.without_heads is not None and not decoder.n_kv_heads[layer]:
-            return Layer(cls.without_heads(decoder, layer), cls.feed_forward(decoder, layer))
+            return cls.without_heads(decoder, layer)
         window = None if cls.windows is None else decoder.windows(**cls.windows)[layer]
         turned = rope if window is None else cls.local_rope(decoder, rope)
         turned = turned if cls.turns is None or cls.turns(decoder, layer) else None
-        args = {
-            "window": window,
-            **_of_file(cls.attention_args, decoder, layer),
-            **cls.attention_args_of(decoder, layer),
-        }
-        return Layer(decoder.attention(layer, turned, **args), cls.feed_forward(decoder, layer))
+        return decoder.attention(layer, turned, **{"window": window, **of_file(cls.attention_args, decoder, layer)})
 
     @classmethod
     def local_rope(cls, decoder: Decoder, rope: Rope | None) -> Rope | None:
         """The rotary positions of layers with a window, given those of the others."""
-        return rope if cls.local_rotary is None else decoder.rope(**_of_file(cls.local_rotary, decoder))
+        return rope if cls.local_rotary is None else decoder.rope(**of_file(cls.local_rotary, decoder))
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
         """The feed-forward of a layer."""
         if cls.experts is not None and has_experts(decoder, layer):
-            return mixture(decoder, layer, **_of_file(cls.experts, decoder, layer))
-        return decoder.feed_forward(layer, **_of_file(cls.ffn_args, decoder, layer))
-
-    @classmethod
-    def attention_args_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - families read them
-        """Further arguments of `Decoder.attention`."""
-        return {}
+            return mixture(decoder, layer, **of_file(cls.experts, decoder, layer))
+        return decoder.feed_forward(layer, **of_file(cls.ffn_args, decoder, layer))
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
         """The embedding's fields beside its weight."""
-        return _of_file(cls.embedding_args, decoder)
+        return of_file(cls.embedding_args, decoder)
 
     @classmethod
     def output(cls, decoder: Decoder) -> Output:
         """The last block."""
-        return decoder.output(**_of_file(cls.output_args, decoder))
+        return decoder.output(**of_file(cls.output_args, decoder))
 
 
-def _of_file(arguments: Mapping[str, Any], *given: Any) -> dict[str, Any]:
+def of_file(arguments: Mapping[str, Any] | Callable[..., Mapping[str, Any]], *given: Any) -> Mapping[str, Any]:
     """Arguments, with the results of functions in their places."""
+    if callable(arguments):
+        return arguments(*given)
     return {name: each(*given) if isinstance(each, FunctionType) else each for name, each in arguments.items()}
+
+
+def stated(key: str, default: float | None = 0.0, otherwise: float | None = None) -> Callable[..., float | None]:
+    """An argument that is the number of a key, which is required if there is no default; `otherwise` where that is 0."""
+    return lambda decoder, *_: decoder.keys.number(key, default) or otherwise
 
 
 def own_norms(decoder: Decoder, layer: int, *, are_optional: bool = False) -> dict[str, Any]:
@@ -137,6 +139,12 @@ def own_norms(decoder: Decoder, layer: int, *, are_optional: bool = False) -> di
     names = {part: f"blk.{layer}.attn_{part}" for part in heads}
     found = [part for part in heads if not are_optional or f"{names[part]}.weight" in decoder.file.tensors]
     return {part: decoder.norm(names[part], size, shape=(heads[part], size)) for part in found}
+
+
+def sinks(decoder: Decoder, layer: int, *, are_optional: bool = False) -> Vector | None:
+    """Scores of query heads that take part in softmax without a value."""
+    made = decoder.optional_vector if are_optional else decoder.vector
+    return made(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
 
 
 def gates(decoder: Decoder, layer: int, *, by_head: bool = False) -> Linear:

@@ -12,8 +12,8 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limited_feed_forward
-from augury.plugins.architectures.hyper import HyperConnected, mixed_streams
 from augury.plugins.architectures.rope import MAX_POSITIONS, base_of, local_size
+from augury.plugins.architectures.streams import HyperConnected, mixed_streams
 from augury.plugins.compressed_attention.block import CompressedAttention
 from augury.plugins.pooling import PoolIndexer, Pooling
 

@@ -12,7 +12,7 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
-from augury.plugins.architectures.qwen_next import Qwen35, gated_attention
+from augury.plugins.architectures.linear_attention import Qwen35, gated_attention
 from augury.plugins.ngram_memory.block import NgramMemory
 from augury.plugins.pooling import PoolIndexer, Pooling
 from augury.plugins.residual_streams import GatedHyperConnection
@@ -77,9 +77,8 @@ class Qwen4(Qwen35):
     @classmethod
     def attention(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Attention:
         """The attention of a layer, to chosen blocks where the file says how large these are."""
-        keys, attention = decoder.keys, gated_attention(decoder, layer, rope, None)
-        plain = {part: attrs.evolve(getattr(attention, part), bias=None) for part in ("q", "k", "v", "gate")}
-        attention = attrs.evolve(attention, **plain)  # llama.cpp takes no note of biases that a file may have
+        keys = decoder.keys
+        attention = gated_attention(decoder, layer, rope, None, has_biases=False)  # llama.cpp takes no note of any
         ratios = decoder.file.get(keys.full("attention.compress_ratios"), list[int], [0] * decoder.n_stored)
         if len(ratios) < (n := max(layer + 1, decoder.n_layers)):
             keys.fail("attention.compress_ratios", ratios, f"{n}, one per layer")
@@ -140,7 +139,7 @@ class Qwen4(Qwen35):
 
 def _norm_of_streams(decoder: Decoder, name: str) -> Norm:
     n = decoder.keys.count("hyper_connection.count", least=2)
-    return attrs.evolve(decoder.norm(name, decoder.n_embd, shape=(n, decoder.n_embd)), bias=None)
+    return decoder.norm(name, shape=(n, decoder.n_embd), has_bias=False)
 
 
 @hookimpl

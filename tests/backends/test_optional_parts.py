@@ -37,7 +37,7 @@ from augury.blocks import (
 )
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.plugins.architectures.sparse import BlockIndexer, Indexer
+from augury.plugins.architectures.latent import BlockIndexer, Indexer
 from augury.plugins.compressed_attention.block import CompressedAttention
 from augury.plugins.pooling import PoolIndexer, Pooling
 from augury.plugins.residual_streams import AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean

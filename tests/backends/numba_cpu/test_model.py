@@ -24,8 +24,7 @@ from augury.files.gguf import ModelFile
 from augury.files.gguf_writer import LlamaSizes, gguf_file
 from augury.interfaces import Progress
 from augury.plugins.architectures.gemma import Gemma3
-from augury.plugins.architectures.llama import Llama
-from augury.plugins.architectures.qwen import Qwen2, Qwen3
+from augury.plugins.architectures.llama import Llama, Qwen2, Qwen3
 from augury.types import ModelOptions
 
 ARCHITECTURES = {architecture.name: architecture for architecture in (Gemma3, Llama, Qwen2, Qwen3)}
