@@ -28,7 +28,6 @@ _BYTES = {character: byte for byte, character in enumerate(_CHARACTERS)}
 _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 SURROGATE = re.compile("[\ud800-\udfff]")
 _NEWLINES = re.compile("(\n+)")
-_WHITE_SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 
 
 class BytePairCodec(Codec):
@@ -66,8 +65,6 @@ class BytePairCodec(Codec):
         for piece in filter(None, _NEWLINES.split(text)):
             if (token := self._newlines.get(piece)) is not None:
                 ids.append(token)
-            elif self._pre.starts_with_space and piece[0] not in ("\n", SPACE):
-                ids += self._encode(SPACE + piece)
             else:
                 ids += self._encode(piece)
         return ids
@@ -84,20 +81,6 @@ class BytePairCodec(Codec):
             return bytes([_BYTES[character] for character in text])
         except KeyError:  # not byte-level: the text itself is meant
             return text.encode("utf-8", "surrogateescape")
-
-
-class WhitespaceCodec(BytePairCodec):
-    """For vocabularies of kind whitespace: white space only separates words, and letters are small unless the file objects."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        super().__init__(vocabulary)
-        said = vocabulary.flag("normalizer.lowercase")
-        self._lowercases = self._pre.lowercases if said is None else said
-
-    def encode(self, text: str) -> list[int]:
-        if self._lowercases:
-            text = "".join(character.lower()[0] for character in text)
-        return [token for word in _WHITE_SPACE.split(text) if word for token in super(WhitespaceCodec, self).encode(word)]
 
 
 class DnaCodec(BytePairCodec):

@@ -10,7 +10,7 @@ those of Unicode 15.1.
 # ruff: noqa: RUF001 -- characters that look like others are meant
 from __future__ import annotations
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from augury.errors import UnsupportedError
 from augury.options import nearest
@@ -36,8 +36,6 @@ class PreTokenizer:
             without a token is made of the tokens `<0x00>` to `<0xFF>`.
         escapes_spaces: tokens hold "▁" where text holds a space.
         takes_newlines: text is cut at newlines, and a run of them that is a token is that token.
-        starts_with_space: a line that does not start with a space is read as if it did.
-        lowercases: the `whitespace` vocabularies take letters in lower case unless the file says otherwise.
     """
 
     patterns: tuple[str | Merged, ...]
@@ -46,11 +44,9 @@ class PreTokenizer:
     is_byte_level: bool = field(default=True, kw_only=True)
     escapes_spaces: bool = field(default=False, kw_only=True)
     takes_newlines: bool = field(default=False, kw_only=True)
-    starts_with_space: bool = field(default=False, kw_only=True)
-    lowercases: bool = field(default=True, kw_only=True)
 
 
-NEWER = (  # assigned since Unicode 15.1, as ranges that hold nothing older
+_NEWER = (  # assigned since Unicode 15.1, as ranges that hold nothing older
     r"\x{897}\x{1B4E}-\x{1B4F}\x{1B7F}\x{1C89}-\x{1C8A}\x{2427}-\x{2429}\x{31E4}-\x{31E5}\x{A7CB}-\x{A7CD}\x{A7DA}-\x{A7DC}"
     r"\x{105C0}-\x{105F3}\x{10D40}-\x{10D8F}\x{10EC2}-\x{10EFC}\x{11380}-\x{113E2}\x{116D0}-\x{116E3}\x{11BC0}-\x{11BF9}"
     r"\x{11F5A}\x{13460}-\x{143FA}\x{16100}-\x{16139}\x{16D40}-\x{16D79}\x{18CFF}\x{1CC00}-\x{1CEB3}\x{1E5D0}-\x{1E5FF}"
@@ -59,12 +55,10 @@ NEWER = (  # assigned since Unicode 15.1, as ranges that hold nothing older
 
 
 def _older(category: str) -> str:
-    return rf"[\p{{{category}}}&&[^{NEWER}]]"
+    return rf"[\p{{{category}}}&&[^{_NEWER}]]"
 
 
-_L, _N, _S = map(_older, "LNS")
-MARK, PUNCTUATION = map(_older, "MP")
-_M, _P = MARK, PUNCTUATION
+_L, _M, _N, _P, _S = map(_older, "LMNPS")
 
 _SUFFIX = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _OTHER = rf"[^\r\n{_L}{_N}]?"  # the possible beginning of a word
@@ -184,9 +178,7 @@ _PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             ),
         ),
         ("gemma4 granite-embed-multi-311m", _GEMMA4),
-        ("mmbert", evolve(_GEMMA4, patterns=("▁[^▁]*",), starts_with_space=True)),
         ("sarvam-moe", PreTokenizer((_NEWLINES,), is_byte_level=False, escapes_spaces=True)),
-        ("whitespace", PreTokenizer((r"\S+",), is_byte_level=False, lowercases=False)),
     )
     for name in names.split()
 }

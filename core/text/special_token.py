@@ -112,15 +112,11 @@ class Partition:
 
     Args:
         tokens: (text, id) of each token; no text is empty.
-        strips_left: tokens before which white space is dropped.
-        strips_right: tokens after which it is dropped.
+        strips_right: tokens after which white space is dropped.
     """
 
-    def __init__(
-        self, tokens: Iterable[tuple[str, int]], *, strips_left: Container[int] = (), strips_right: Container[int] = ()
-    ) -> None:
+    def __init__(self, tokens: Iterable[tuple[str, int]], *, strips_right: Container[int] = ()) -> None:
         self._sorted = sorted(tokens)
-        self._strips_left = strips_left
         self._strips_right = strips_right
 
     def cut(self, text: str) -> list[str | int]:
@@ -144,9 +140,8 @@ class Partition:
         """Replace one token in a piece of text."""
         start = 0
         while (at := text.find(needle, start)) >= 0:
-            before = text[start:at]
-            if before := before.rstrip(_ASCII_SPACE) if token in self._strips_left else before:
-                yield before
+            if start < at:
+                yield text[start:at]
             yield token
             start = at + len(needle)
             while token in self._strips_right and start < len(text) and text[start] in _ASCII_SPACE:

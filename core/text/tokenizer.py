@@ -10,30 +10,23 @@ from functools import cached_property
 
 from augury.errors import OptionError, PromptTooLongError
 from augury.memory_limit import require_address_space
-from augury.text.bpe import BytePairCodec, DnaCodec, WhitespaceCodec
-from augury.text.plamo import PlamoCodec
-from augury.text.rwkv import RwkvCodec
+from augury.text.bpe import BytePairCodec, DnaCodec
 from augury.text.sentence_piece import SentencePieceCodec
 from augury.text.special_token import Partition, TokenType
-from augury.text.unigram import UnigramCodec
+from augury.text.unigram import PlamoCodec, UnigramCodec
 from augury.text.vocabulary import Codec, Vocabulary, read_vocabulary
-from augury.text.word_piece import WordPieceCodec
 
 _NOT_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
 _SILENT = (TokenType.UNUSED, TokenType.UNDEFINED)
 _LARGE = 1 << 18  # characters
-_SWALLOWS_WORDS = ("bert", "t5", "whitespace", "hybriddna")  # kinds of which a word may be one unknown token
+_SWALLOWS_WORDS = ("t5", "hybriddna")  # kinds of which a word may be one unknown token
 _WORD = 1024  # bytes that one is taken to have
-_ALL_SPELLED = ("rwkv", "plamo2")  # kinds whose tokens of all types are written alike
 _CODECS: dict[str, Callable[[Vocabulary], Codec]] = {  # by tokenizer.ggml.model
     "llama": SentencePieceCodec,
     "gpt2": BytePairCodec,
     "gemma4": BytePairCodec,
     "hybriddna": DnaCodec,
-    "whitespace": WhitespaceCodec,
-    "bert": WordPieceCodec,
     "t5": UnigramCodec,
-    "rwkv": RwkvCodec,
     "plamo2": PlamoCodec,
 }
 
@@ -52,7 +45,7 @@ class Tokenizer:
         fim: tokens for filling in the middle, those there are of "pre", "suf", "mid", "pad", "rep" and "sep".
         suppressed: tokens that are never to be sampled.
         add_bos: whether `encode` begins with bos by default.
-        add_eos: whether `encode` ends with eos by default; of kind "bert", with the separator.
+        add_eos: whether `encode` ends with eos by default.
         add_space_prefix: whether `decode` takes off a space that `encode` puts before text.
     """
 
@@ -63,15 +56,15 @@ class Tokenizer:
         self.special = frozenset(vocabulary.of_type(*_NOT_TEXT))  # control tokens and the unknown token
         self._pieces: dict[int, bytes] = {}  # by token, that were asked for: texts say the same words again
         self.kind = vocabulary.kind
+        self._spells_all = self.kind == "plamo2"  # its tokens of all types are written alike
         self.n_vocab = len(vocabulary.tokens)
         self.bos = vocabulary.token("bos")
         self.eos = vocabulary.token("eos")
         self.eog = vocabulary.eog
         self.fim = vocabulary.fim
         self.suppressed = vocabulary.suppressed
-        self._last = vocabulary.token("seperator") if self.kind == "bert" else self.eos  # the specification's spelling
         self.add_bos = self.bos is not None and self._adds("bos")
-        self.add_eos = self._last is not None and self._adds("eos")
+        self.add_eos = self.eos is not None and self._adds("eos")
         said = vocabulary.flag("add_space_prefix")
         self.add_space_prefix = codec.adds_space_prefix if said is None else said
         self._prefix = " " if self.add_space_prefix and self.kind == "llama" else ""
@@ -125,18 +118,16 @@ class Tokenizer:
                 ids.append(part)
             else:
                 pieces = part.split(separator) if separator is not None else [part]
-                for literal in pieces if self.kind in _ALL_SPELLED else ["".join(pieces)]:  # those find control tokens anywhere
+                for literal in pieces if self._spells_all else ["".join(pieces)]:  # that one finds control tokens anywhere
                     ids += self._codec.encode(self._prefix + literal if is_after_special else literal) if literal else ()
             is_after_special = isinstance(part, int)
-        if add_special and self.add_eos and self._last is not None:
-            ids.append(self._last)
+        if add_special and self.add_eos and self.eos is not None:
+            ids.append(self.eos)
         return ids
 
     def _adds(self, end: str) -> bool:
         """Whether texts begin with bos, or end with eos, by default."""
         vocabulary, codec = self._vocabulary, self._codec
-        if self.kind in ("bert", "rwkv"):  # even if the file says otherwise
-            return self.kind == "bert"
         if end == "bos" and isinstance(codec, BytePairCodec) and vocabulary.pre in ("gemma4", "granite-embed-multi-311m"):
             return True
         said = vocabulary.flag(f"add_{end}_token")
@@ -153,7 +144,7 @@ class Tokenizer:
         White space is not counted where special tokens swallow it. Where words that the vocabulary lacks are one token, a token
         counts as having 1024 bytes.
         """
-        if self._vocabulary.strips_left or self._vocabulary.strips_right:
+        if self._vocabulary.strips_right:
             text = "".join(text.split())
         return -(-len(text.encode("utf-8", "surrogatepass")) // self._n_longest)
 
@@ -194,7 +185,7 @@ class Tokenizer:
         text, kind = self.text(token), self._types[token]
         if kind == TokenType.BYTE:
             return bytes([int(text[3:5], 16)])  # <0x0A>
-        if kind == TokenType.NORMAL or self.kind in _ALL_SPELLED:
+        if kind == TokenType.NORMAL or self._spells_all:
             return self._codec.spell(text)
         return b"" if kind in _SILENT else text.encode("utf-8", "surrogateescape")
 
@@ -223,7 +214,6 @@ class Tokenizer:
         vocabulary = self._vocabulary
         return Partition(
             [(vocabulary.tokens[token], token) for token in vocabulary.of_type(*types)],
-            strips_left=vocabulary.strips_left,
             strips_right=vocabulary.strips_right,
         )
 

@@ -1,4 +1,4 @@
-"""Unigram vocabularies (T5, XLM-R): a text takes those tokens that have the highest sum of scores.
+"""Unigram vocabularies, of T5's kind and of PLaMo 2: a text takes those tokens that have the highest sum of scores.
 
 The search is the `tokenizers` library's, which is llama.cpp's to the order in which ties are broken (`llm_tokenizer_ugm` in its
 src/llama-vocab.cpp). The steps before it, and the choice of tokens, are the same as there.
@@ -220,3 +220,67 @@ def unigram_tokenizer(pieces: list[tuple[str, float]], unk: int) -> tokenizers.T
             for token, (text, score) in enumerate(pieces)
         ]
     return Tokenizer(models.Unigram(pieces, unk))
+
+
+class PlamoCodec(Codec):
+    """Encodes text without special tokens, and spells tokens, for vocabularies of kind plamo2.
+
+    llama.cpp's search (`llm_tokenizer_plamo2`) goes through the text from its end, and of several ways with one sum it takes
+    that whose first token is longest; so the library gets all texts backwards. Characters without a token are bytes.
+
+    Raises:
+        ModelFileError: scores or tokens for single bytes are missing.
+    """
+
+    _UNKNOWN = -10_000_000  # the score of a character that is in no token, in ten thousandths
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        numbers = vocabulary.of_type(TokenType.BYTE)
+        found = {int(vocabulary.tokens[token][3:5], 16): token for token in numbers}
+        if missing := [byte for byte in range(256) if byte not in found]:
+            raise ModelFileError(f"the vocabulary has no token <0x{missing[0]:02X}>, expected one for each byte")
+        self._bytes = [found[byte] for byte in range(256)]
+        scaled = vocabulary.scores() * 1e4
+        scaled = np.where(np.isfinite(scaled), np.sign(scaled) * np.floor(np.abs(scaled) + 0.5), -np.inf)
+        pieces = [
+            (text[::-1], score) if score > self._UNKNOWN else (unreachable(token), 0.0)
+            for token, (text, score) in enumerate(zip(vocabulary.tokens, scaled.tolist(), strict=True))
+        ]
+        for token in numbers:
+            pieces[token] = (unreachable(token), 0.0)
+        self._unk = len(pieces)
+        pieces.append((unreachable(self._unk), self._UNKNOWN + UNKNOWN_PENALTY))
+        self._tokenizer = unigram_tokenizer(pieces, self._unk)
+        # Padding scores as an unknown character does, which llama.cpp takes for the end of a list of tokens: wherever its text
+        # is read no other token is, nor for the character before it.
+        self._padding = {vocabulary.tokens[token][::-1]: token for token in np.flatnonzero(scaled == self._UNKNOWN).tolist()}
+        self._find_padding = re.compile("|".join(map(re.escape, self._padding)) or "(?!)").search
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text; characters that are in no token become their bytes."""
+        backwards = text.removeprefix("\ufeff")[::-1]
+        ids, at = [], 0
+        while (padding := self._find_padding(backwards, at)) is not None:
+            ids += [*self._encode_backwards(backwards[at : padding.start()]), self._padding[padding[0]]]
+            at = padding.end() + 1
+            ids += self._bytes_backwards(backwards[at - 1 : at])
+        ids += self._encode_backwards(backwards[at:])
+        return ids[::-1]
+
+    def _encode_backwards(self, backwards: str) -> list[int]:
+        """Encode text without padding, both from the end."""
+        encoding = call_library(self._tokenizer, backwards)
+        ids: list[int] = encoding.ids
+        if self._unk not in ids:
+            return ids
+        return [
+            known
+            for token, (start, end) in zip(ids, encoding.offsets, strict=True)
+            for known in ([token] if token != self._unk else self._bytes_backwards(backwards[start:end]))
+        ]
+
+    def _bytes_backwards(self, backwards: str) -> list[int]:
+        return [self._bytes[byte] for byte in reversed(backwards[::-1].encode())]
+
+    def spell(self, text: str) -> bytes:
+        return text.encode("utf-8", "surrogateescape")

@@ -20,7 +20,6 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PREFIX = "tokenizer.ggml."
 _DEFAULTS = {  # special tokens where a file does not name them, by kind
     "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
-    "bert": {"bos_token_id": 101, "unknown_token_id": 100, "seperator_token_id": 102},
     "t5": {"eos_token_id": 1, "unknown_token_id": 2},
     "plamo2": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
 }
@@ -66,8 +65,7 @@ class Vocabulary:
     stated_types: np.ndarray = field(repr=False)  # as the file has them
     eog: frozenset[int]
     fim: dict[str, int]  # tokens for filling in the middle, see `assign_roles`
-    strips_left: frozenset[int]  # special tokens to which white space before them belongs
-    strips_right: frozenset[int]  # or after them
+    strips_right: frozenset[int]  # special tokens to which white space after them belongs
     _metadata: Mapping[str, object] = field(repr=False)
 
     @property
@@ -151,9 +149,8 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
     stated_types = types.copy()
     named = {key: _token(metadata, kind, key, len(tokens)) for key in ROLE_KEYS}
     eog, fim = assign_roles(ids, types, {key: token for key, token in named.items() if token is not None})
-    strips_left, strips_right = _strips(metadata, ids, types)
     _warn_of_tokens(metadata, kind, len(tokens))
-    return Vocabulary(kind, tokens, ids, types, stated_types, eog, fim, strips_left, strips_right, metadata)
+    return Vocabulary(kind, tokens, ids, types, stated_types, eog, fim, _strips(metadata, ids, types), metadata)
 
 
 def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
@@ -170,25 +167,15 @@ def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
     return value
 
 
-def _strips(metadata: Mapping[str, object], ids: Mapping[str, int], types: np.ndarray) -> tuple[frozenset[int], frozenset[int]]:
-    """The special tokens that take white space before them, and the ones that take it after them; files do not say.
+def _strips(metadata: Mapping[str, object], ids: Mapping[str, int], types: np.ndarray) -> frozenset[int]:
+    """The special tokens that take white space after them; files do not say.
 
     Source: the end of llama.cpp's `llama_vocab::impl::load`.
     """
-
-    def names(key: str, *parts: str) -> bool:
-        return any(part in str(metadata.get(key)).lower() for part in parts)
-
-    if names(f"{_PREFIX}pre", "jina-v2-de", "jina-v2-es", "jina-v2-code", "mmbert") or names(
-        "general.architecture", "nomic-bert-moe", "jina-bert-v3"
-    ):
-        return frozenset(ids[text] for text in ("<mask>",) if text in ids), frozenset()
-    if names("general.name", "phi-3", "phi3"):
-        special = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN))).tolist()
-        return frozenset(), frozenset(special) - {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
-    if names("general.name", "modern-bert"):
-        return frozenset(ids[text] for text in ("[MASK]",) if text in ids), frozenset()
-    return frozenset(), frozenset()
+    if not re.search("phi-?3", str(metadata.get("general.name")).lower()):
+        return frozenset()
+    special = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN))).tolist()
+    return frozenset(special) - {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
 
 
 def _token(metadata: Mapping[str, object], kind: str, key: str, n_vocab: int) -> int | None:

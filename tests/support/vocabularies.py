@@ -9,7 +9,7 @@ from augury.text.tokenizer import load_tokenizer
 
 DATA = Path(__file__).parents[1] / "data" / "tokenizer"
 ORACLES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")
-KINDS = ("bert", "gemma4", "unigram", "unigram-merged", "rwkv", "plamo2", "hybriddna", "whitespace")
+KINDS = ("gemma4", "unigram", "unigram-merged", "plamo2", "hybriddna")
 NAMES = (*ORACLES, "smollm", "user-defined", *KINDS)
 CHANGES = {  # vocabularies that are others but for some keys
     "unigram-merged": (

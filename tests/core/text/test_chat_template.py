@@ -90,7 +90,7 @@ EVERYTHING = (
     ("source", "name"),
     [
         *((family, name) for family, name in (("qwen3", "qwen2"), ("llama-3", "llama-bpe"), ("mistral", "llama-spm"))),
-        *((EVERYTHING, name) for name in ("smollm", "qwen2", "llama-bpe", "gemma4", "rwkv", "plamo2")),
+        *((EVERYTHING, name) for name in ("smollm", "qwen2", "llama-bpe", "gemma4", "plamo2")),
     ],
 )
 def test_special_tokens_that_users_write_are_text(source, name):
