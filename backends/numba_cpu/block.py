@@ -11,12 +11,11 @@ import numpy as np
 from augury import lowering as op
 from augury.backends.numba import lowering
 from augury.backends.numba_cpu.kernels import step
-from augury.backends.numba_cpu.memory import Arena
+from augury.backends.numba_cpu.memory import Arena, Cache, State
 from augury.backends.numba_cpu.operations import EMITTERS
-from augury.backends.numba_cpu.operations.by_row import ByRowEmitter
 from augury.backends.numba_cpu.operations.emitter import OperationEmitter, Placed
 from augury.backends.numba_cpu.operations.layout import Layout, with_copies
-from augury.backends.numba_cpu.slot_memory import Cache, State
+from augury.backends.numba_cpu.operations.rows import ByRowEmitter
 from augury.backends.numba_cpu.tape import Tape
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Block

@@ -9,18 +9,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from augury.backends.numba.lowering import Parts
-from augury.backends.numba.passes import passes, runs_of
-from augury.backends.numba.vocabulary import LastVocabularies
+from augury.backends.numba.passes import LastVocabularies, passes, runs_of
 from augury.backends.numba_cpu import profile
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.struct import dtype, index
 from augury.backends.numba_cpu.kernels.team import Segment, TeamState
 from augury.backends.numba_cpu.lowering import Lowering
-from augury.backends.numba_cpu.memory import Arena
-from augury.backends.numba_cpu.narrow_output import NarrowOutput
-from augury.backends.numba_cpu.passes import BestTokens, KernelPass
-from augury.backends.numba_cpu.slot_memory import SequenceUpdates
+from augury.backends.numba_cpu.memory import Arena, SequenceUpdates
+from augury.backends.numba_cpu.passes import BestTokens, KernelPass, NarrowOutput
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
 from augury.backends.numba_cpu.team import Team
 from augury.backends.numba_cpu.weights import Weights

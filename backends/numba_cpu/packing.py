@@ -9,11 +9,10 @@ from functools import cache
 import numpy as np
 from attrs import field, frozen
 
-from augury.backends.numba_cpu.kernels.codebook import CODEBOOK_TYPES
 from augury.backends.numba_cpu.kernels.format import BLOCK, EXPONENT_BYTES, FORMATS, PANEL_ROWS, Format
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import n_blocks
-from augury.backends.numba_cpu.kernels.repack import repack_kernel
+from augury.backends.numba_cpu.kernels.repack import CODEBOOK_TYPES, repack_kernel
 from augury.errors import ModelFileError
 from augury.files.gguf import Tensor
 from augury.files.tensor_type import TensorType
@@ -87,7 +86,7 @@ def packed_format(weight_type: TensorType) -> Format:
 
 @cache
 def _codebook(name: str) -> np.ndarray:
-    """The codebook of a weight type, see `kernels/codebook.py`; (n_entries, entry) uint8, nothing for types without one."""
+    """The codebook of a weight type, see `kernels/repack.py`; (n_entries, entry) uint8, nothing for types without one."""
     if name not in CODEBOOK_TYPES:
         return np.zeros((0, 0), np.uint8)
     import gguf

@@ -12,8 +12,8 @@ import numpy as np
 from augury.backends.numba_cpu.kernels.format import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.jit import address, prepare
 from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
-from augury.backends.numba_cpu.kernels.norm import NormTable
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
+from augury.backends.numba_cpu.kernels.step import NormTable
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile

@@ -8,7 +8,7 @@ import numpy as np
 
 from augury.backends.numba import lowering
 from augury.backends.numba.lowering import PartEmitters, Parts, PlanEmitters, largest
-from augury.backends.numba.vocabulary import LastVocabularies
+from augury.backends.numba.passes import LastVocabularies
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.block import BlockEmitter, FirstProducts, columns_of, multiply_first
 from augury.backends.numba_cuda.device import Device, Launch, Pointer, Program

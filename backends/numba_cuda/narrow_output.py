@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from attrs import evolve
 
-from augury.backends.numba.vocabulary import groups_of, tokens_of
+from augury.backends.numba.passes import groups_of, tokens_of
 from augury.backends.numba_cuda.device import Copy, Device, Region
 from augury.backends.numba_cuda.kernels.formats import TILE
 from augury.backends.numba_cuda.kernels.halves import HEADER, slices_of, step_words

@@ -11,8 +11,7 @@ import numpy as np
 from augury import lowering as op
 from augury.backends.reference.attention import ATTENTION
 from augury.backends.reference.formula import activate, choose_experts, gated, products, sigmoid, softcap
-from augury.backends.reference.lowered import Run
-from augury.backends.reference.recurrent import convolved, of_length_one, recurred, silu, softplus
+from augury.backends.reference.lowered import Run, convolved, of_length_one, recurred, silu, softplus
 from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch
 from augury.blocks import Activation, Block, Experts, GateKind, Linear, Norm, Router, Vector

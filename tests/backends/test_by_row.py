@@ -10,7 +10,7 @@ from oracles.passes import run_of
 from oracles.states import script_rows
 
 from augury import Registry, UnsupportedError
-from augury.backends.numba_cpu.operations.by_row import _name
+from augury.backends.numba_cpu.operations.rows import _name
 from augury.blocks import Block, FeedForward, Vector
 from augury.interfaces import Progress
 from augury.loader import plan_of

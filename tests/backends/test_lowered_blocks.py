@@ -9,7 +9,7 @@ from oracles.states import script_rows
 from oracles.strangers import with_strangers
 
 from augury import Registry
-from augury.backends.reference import model
+from augury.backends.reference import backend as reference
 from augury.blocks import Activation, Block, FeedForward, GateKind
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
@@ -29,8 +29,8 @@ def assert_functions_agree(name, monkeypatch):
     file = tiny_file(name)
     plan = plan_of(file, REGISTRY)
     lowered = rows_of("reference", file, plan)
-    monkeypatch.setattr(model, "LoweredBlock", FunctionBlock)
-    monkeypatch.setattr(model, "lowered_block", compute)
+    monkeypatch.setattr(reference, "LoweredBlock", FunctionBlock)
+    monkeypatch.setattr(reference, "lowered_block", compute)
     assert nmse(lowered, rows_of("reference", file, plan)) < 1e-12
 
 

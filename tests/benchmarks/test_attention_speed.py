@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from augury.backends.numba_cpu.kernels import attention_layer, team
+from augury.backends.numba_cpu.kernels import attention_tile, team
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES
 from augury.backends.numba_cpu.operations.attention import NO_LISTS
@@ -29,16 +29,16 @@ def test_attention(benchmark, kind, shape, n):
     part = (rng.standard_normal(4096) / 4).astype(np.float16).view(np.uint8)
     size = DEPTH * n_groups * d * BYTES[kind] // 16
     n_layers = -(-N_BYTES // (2 * size))
-    memory, scratch_bytes = aligned(2 * n_layers * size), -(-attention_layer.scratch_bytes(d, d) // 64) * 64 + 64
+    memory, scratch_bytes = aligned(2 * n_layers * size), -(-attention_tile.scratch_bytes(d, d) // 64) * 64 + 64
     memory[:] = np.resize(part, memory.size)
-    scratch, counts = aligned(N_THREADS * scratch_bytes), aligned(attention_layer.counts_bytes(N_THREADS))
-    parts = aligned(attention_layer.parts_bytes(d, DEPTH, N_THREADS))
+    scratch, counts = aligned(N_THREADS * scratch_bytes), aligned(attention_tile.counts_bytes(N_THREADS))
+    parts = aligned(attention_tile.parts_bytes(d, DEPTH, N_THREADS))
     scratch[:] = counts[:] = 0
     q, out = rng.standard_normal((n, n_heads * d), dtype=np.float32), np.zeros((n, n_heads * d), np.float32)
     positions, run = np.arange(DEPTH - n, DEPTH), np.array([0, n, 0, 0])
 
     layers = [
-        attention_layer.AttentionLayer(
+        attention_tile.AttentionLayer(
             q=ThreadRows(q.ctypes.data, n_heads * d),
             out=out.ctypes.data,
             d=d,

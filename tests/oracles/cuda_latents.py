@@ -14,7 +14,7 @@ from augury.backends.numba_cuda.kernels.heads import TurnArgs
 from augury.backends.numba_cuda.kernels.latent import merge_latents
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED, LatentArgs
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
-from augury.backends.reference.cache_type import TYPES
+from augury.backends.reference.cache import TYPES
 
 
 def error_of_latents(device, kind, n_heads, n_latent, n_turned, position):

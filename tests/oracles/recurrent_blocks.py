@@ -6,7 +6,7 @@ import numpy as np
 
 from augury import blocks
 from augury.backends.reference.formula import sigmoid
-from augury.backends.reference.recurrent import convolved, of_length_one, recurred, silu, softplus
+from augury.backends.reference.lowered import convolved, of_length_one, recurred, silu, softplus
 from augury.backends.reference.weights import each_normed
 
 

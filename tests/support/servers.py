@@ -32,7 +32,7 @@ _FORKS.set_forkserver_preload(
         "augury.plugins.server.command",
         "augury.plugins.server.process",
         "augury.backends.numba_cpu.model",
-        "augury.backends.reference.model",
+        "augury.backends.reference.backend",
         "uvicorn.protocols.http.h11_impl",
         *(entry.module for entry in entry_points(group="augury")),
         *(f"{architectures.__name__}.{file.name}" for file in iter_modules(architectures.__path__)),

@@ -23,8 +23,7 @@ from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.amx import ROW_BYTES, TILE_BYTES, TILE_ROWS, TILES, Tiles, float16_bits
 from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR, Format
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.machine import load_part
-from augury.backends.numba_cpu.kernels.simd import at
+from augury.backends.numba_cpu.kernels.simd import at, load_part
 from augury.backends.numba_cpu.kernels.unpack import GROUPS, LOGICAL, Planes, Scales, shared_bit
 
 _HALVES = ir.VectorType(simd.F16, 16)

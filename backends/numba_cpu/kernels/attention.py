@@ -21,8 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import attention_layer, simd
+from augury.backends.numba_cpu.kernels import attention_tile, simd
+from augury.backends.numba_cpu.kernels.activation import exponential, hyperbolic_tangent
 from augury.backends.numba_cpu.kernels.attention_chunk import (
+    MASKED,
     Fetch,
     TileRows,
     chunk_kernel,
@@ -33,9 +35,7 @@ from augury.backends.numba_cpu.kernels.attention_chunk import (
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, FLOATS, LANES
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import store_part
-from augury.backends.numba_cpu.kernels.simd import atomic_add, mul, put_i64
-from augury.backends.numba_cpu.kernels.softmax import begin, merge
+from augury.backends.numba_cpu.kernels.simd import atomic_add, fma, mul, put_i64, store_part
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.team import CLAIMED
 
@@ -45,13 +45,68 @@ _DIRECT_TILES = {"q8_0": 4, "q4_0": 2}  # each unpacks its own loads; more of th
 
 
 @helper
+def begin(layer, kept, head, bytes_of_part):
+    """Begin a row of which nothing is known yet, or that its head's sink alone has been seen: a score without a value."""
+    sinks = layer.sinks
+    if sinks == 0:
+        simd.put_f32(kept, MASKED)
+        simd.put_f32(kept + attention_tile.TOTAL, f32(0))
+    else:
+        simd.put_f32(kept, simd.get_f32(sinks + 4 * head))
+        simd.put_f32(kept + attention_tile.TOTAL, f32(1))
+    for i in range(attention_tile.HEAD, bytes_of_part, 64):
+        simd.store_f32(kept + i, simd.zero_f32())
+
+
+@helper
+def merge(kept, part, bytes_of_part):
+    """Add a chunk's part of one row to the row's parts so far."""
+    if simd.get_f32(part + attention_tile.TOTAL) < 0:
+        return
+    before, top = simd.get_f32(kept), simd.get_f32(part)
+    one = simd.splat_f32(f32(1))
+    if before < top:  # of the two factors the one is exp(0)
+        old, new = exponential(simd.splat_f32(before - top)), one
+        simd.put_f32(kept, top)
+    else:
+        old, new = one, exponential(simd.splat_f32(top - before))
+    total = fma(simd.repeat_f32(part + attention_tile.TOTAL), new, mul(simd.repeat_f32(kept + attention_tile.TOTAL), old))
+    simd.put_f32(kept + attention_tile.TOTAL, simd.max_lanes(total))
+    for i in range(attention_tile.HEAD, bytes_of_part, 64):
+        simd.store_f32(kept + i, fma(simd.load_f32(part + i), new, mul(simd.load_f32(kept + i), old)))
+
+
+@kernel(layer=attention_tile.AttentionLayer)
+def adjust_scores(layer, scores, first, end, distance, head):
+    """Cap scores and lower them by how far away they are: s → cap * tanh(s / cap) + slope * distance.
+
+    Args:
+        layer: its cap (0 if none), and slopes by head (0 if none).
+        scores: of a row by position, of which `first` to `end` are changed, in whole blocks of 16.
+        first: see `scores`.
+        end: see `scores`.
+        distance: of the first score's position from the row's own; of those before it less than 0.
+        head: of queries.
+    """
+    cap, slopes = layer.cap, layer.slopes
+    top, inverse = simd.splat_f32(f32(cap)), simd.splat_f32(f32(1 / cap))
+    for p in range(first // 16 * 16, end, 16):
+        score = simd.load_f32(scores + 4 * p)
+        if cap != 0:
+            score = mul(hyperbolic_tangent(mul(score, inverse)), top)
+        if slopes != 0:
+            score = fma(simd.count_from(distance + p), simd.repeat_f32(slopes + 4 * head), score)
+        simd.store_f32(scores + 4 * p, score)
+
+
+@helper
 def finish(layer, kept, token, head):
     """Write a row's result."""
     dv = layer.dv
-    inverse = simd.splat_f32(f32(1) / simd.get_f32(kept + attention_layer.TOTAL))
+    inverse = simd.splat_f32(f32(1) / simd.get_f32(kept + attention_tile.TOTAL))
     out = layer.out + 4 * (token * layer.n_heads + head) * dv
     for i in range(0, dv, 16):
-        store_part(out + 4 * i, mul(simd.load_f32(kept + attention_layer.HEAD + 4 * i), inverse), dv - i)
+        store_part(out + 4 * i, mul(simd.load_f32(kept + attention_tile.HEAD + 4 * i), inverse), dv - i)
 
 
 @helper
@@ -106,12 +161,12 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         """
         n_groups, start, slot = layer.n_kv_heads, place.first, place.slot
         share = layer.n_heads // n_groups
-        bytes_of_part = attention_layer.HEAD + 4 * ((layer.dv + 15) // 16 * 16)
+        bytes_of_part = attention_tile.HEAD + 4 * ((layer.dv + 15) // 16 * 16)
         run = (slot * n_groups + group) * layer.n_rows
         keys = layer.keys + bytes_k * layer.d * (run // LANES)
         values = layer.values + bytes_v * (layer.value_row // LANES) * run
         q = layer.q.address + 4 * (start * layer.q.width + group * share * layer.d)
-        own = scratch + attention_layer.OWN_PARTS
+        own = scratch + attention_tile.OWN_PARTS
         kept = own + MAX_ROWS * bytes_of_part
         if parts == 0:
             for row in range(row1 - row0):
@@ -166,7 +221,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
             low, high = seen_by(layer, positions, place, share, 0, n_rows)
             n_seen = high // CHUNK + 1 - low // CHUNK
             n_parts += n_groups * n_rows * n_seen
-            n_chunks += n_groups * ((n_rows + attention_layer.BLOCK_ROWS - 1) // attention_layer.BLOCK_ROWS) * n_seen
+            n_chunks += n_groups * ((n_rows + attention_tile.BLOCK_ROWS - 1) // attention_tile.BLOCK_ROWS) * n_seen
         return n_parts, n_chunks
 
     def attend(record, state, thread, n_threads):
@@ -174,16 +229,16 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
         scratch = scratch_of(state, thread)
         n_groups = layer.n_kv_heads
         share = layer.n_heads // n_groups
-        bytes_of_part = attention_layer.HEAD + 4 * ((layer.dv + 15) // 16 * 16)
+        bytes_of_part = attention_tile.HEAD + 4 * ((layer.dv + 15) // 16 * 16)
         n_rows_all = state.n_tokens * layer.n_heads
-        step, run, is_cut = attention_layer.BLOCK_ROWS, 1, False
-        if n_rows_all <= attention_layer.MANY_ROWS * n_threads:
+        step, run, is_cut = attention_tile.BLOCK_ROWS, 1, False
+        if n_rows_all <= attention_tile.MANY_ROWS * n_threads:
             n_parts, n_all = count_parts(layer, state)
-            is_cut = n_parts <= attention_layer.N_PARTS
+            is_cut = n_parts <= attention_tile.N_PARTS
             run = max(n_all // (2 * _ITEMS * n_threads), 1)  # chunks that a thread takes
         if not is_cut:
-            step = min(max(n_rows_all // (_ITEMS * n_threads) // MAX_ROWS, 1) * MAX_ROWS, attention_layer.BLOCK_ROWS)
-        kept = scratch + attention_layer.OWN_PARTS
+            step = min(max(n_rows_all // (_ITEMS * n_threads) // MAX_ROWS, 1) * MAX_ROWS, attention_tile.BLOCK_ROWS)
+        kept = scratch + attention_tile.OWN_PARTS
         item = atomic_add(state + CLAIMED, 1)
         first, count, parts = 0, layer.counts, layer.parts
         runs, n_runs, all_positions = runs_of(layer, state)
@@ -219,7 +274,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
                 first += n_items
                 if is_cut:
                     parts += n_chunks * (row1 - row0) * bytes_of_part
-                    count += attention_layer.LINE
+                    count += attention_tile.LINE
 
     form = "_sparse" * is_sparse + "_latent" * is_latent
-    return kernel(attend, f"attend{form}_{type_k}_{type_v}", record=attention_layer.Attend)
+    return kernel(attend, f"attend{form}_{type_k}_{type_v}", record=attention_tile.Attend)

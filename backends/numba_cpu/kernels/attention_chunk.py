@@ -7,20 +7,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.attention_layer import (
+from augury.backends.numba_cpu.kernels.activation import exponential
+from augury.backends.numba_cpu.kernels.attention_tile import (
+    CHUNK,
     HEAD,
     LINE,
     N_OWN_PARTS,
     OWN_PARTS,
+    POSITIONS,
     QUERIES,
     ROW_SCORES,
+    SCORE_BYTES,
     SCORES,
     TOTAL,
-)
-from augury.backends.numba_cpu.kernels.attention_tile import (
-    CHUNK,
-    POSITIONS,
-    SCORE_BYTES,
     lines_of,
     score,
     score_rows,
@@ -30,11 +29,9 @@ from augury.backends.numba_cpu.kernels.attention_tile import (
 )
 from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, FLOATS, LANES, load_key
 from augury.backends.numba_cpu.kernels.jit import helper
-from augury.backends.numba_cpu.kernels.machine import invoke
-from augury.backends.numba_cpu.kernels.simd import get_f32, get_i64, put_f32, put_i64
-from augury.backends.numba_cpu.kernels.softmax import soften
 
 f32 = np.float32
+MASKED = f32(-1e30)
 _FLOAT = 4
 
 
@@ -76,8 +73,8 @@ def first_seen(layer, position):
 def last_seen(layer, positions, place, token):
     """The last position that a token of a run sees; a run that is seen whole is a chain."""
     if layer.sees_run:
-        return get_i64(positions + 8 * (place.n - 1))
-    return get_i64(positions + 8 * token)
+        return simd.get_i64(positions + 8 * (place.n - 1))
+    return simd.get_i64(positions + 8 * token)
 
 
 @helper
@@ -85,11 +82,11 @@ def seen_by(layer, positions, place, share, row0, row1):
     """The first position that any of the rows may see, and the last."""
     first, last = row0 // share, (row1 - 1) // share
     if place.parents == 0:
-        return first_seen(layer, get_i64(positions + 8 * first)), last_seen(layer, positions, place, last)
-    highest = get_i64(positions)  # of a tree's tokens none is before the first, and any may be the last
+        return first_seen(layer, simd.get_i64(positions + 8 * first)), last_seen(layer, positions, place, last)
+    highest = simd.get_i64(positions)  # of a tree's tokens none is before the first, and any may be the last
     lowest = first_seen(layer, highest)
     for token in range(first, last + 1):
-        highest = max(highest, get_i64(positions + 8 * token))
+        highest = max(highest, simd.get_i64(positions + 8 * token))
     return lowest, highest
 
 
@@ -104,8 +101,8 @@ def gather(scores, out, mark, token, position, parents, start, base, first):
     p = position - start
     while token >= 0 and p >= 0:
         if p < CHUNK:
-            put_f32(out + 4 * p, get_f32(scores + 4 * (mark + token - base)))
-        token = get_i64(parents + 8 * token)
+            simd.put_f32(out + 4 * p, simd.get_f32(scores + 4 * (mark + token - base)))
+        token = simd.get_i64(parents + 8 * token)
         p -= 1
 
 
@@ -119,9 +116,37 @@ def scatter(weights, scores, mark, token, position, parents, start, base, first,
     p = position - start
     while token >= 0 and p >= 0:
         if p < CHUNK:
-            put_f32(scores + 4 * (mark + token - base), get_f32(weights + 4 * p))
-        token = get_i64(parents + 8 * token)
+            simd.put_f32(scores + 4 * (mark + token - base), simd.get_f32(weights + 4 * p))
+        token = simd.get_i64(parents + 8 * token)
         p -= 1
+
+
+@helper
+def soften(scores, first, end, low, high):
+    """Scores → exponentials in place, over whole blocks that hold first..end; of them only low..high count.
+
+    Returns the maximum and the sum.
+    """
+    begin, stop = first // 16 * 16, (end + 15) // 16 * 16
+    for p in range(begin, min(low, stop)):
+        simd.put_f32(scores + 4 * p, MASKED)
+    for p in range(max(high, begin), stop):
+        simd.put_f32(scores + 4 * p, MASKED)
+    a = b = simd.splat_f32(MASKED)
+    p = begin
+    while p + 32 <= stop:
+        a, b = simd.maximum(simd.load_f32(scores + 4 * p), a), simd.maximum(simd.load_f32(scores + 4 * p + 64), b)
+        p += 32
+    if p < stop:
+        a = simd.maximum(simd.load_f32(scores + 4 * p), a)
+    top = simd.max_lanes(simd.maximum(a, b))
+    limit = simd.splat_f32(top)
+    total = simd.zero_f32()
+    for p in range(begin, stop, 16):
+        weight = exponential(simd.sub(simd.load_f32(scores + 4 * p), limit))
+        simd.store_f32(scores + 4 * p, weight)
+        total = simd.add(total, weight)
+    return top, simd.sum_lanes(total)
 
 
 @helper
@@ -189,9 +214,9 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
         first, end = max(lowest - start, 0), min(highest + 1 - start, CHUNK)
         if first >= end:
             for r in range(n_rows):
-                put_f32(parts + r * bytes_of_part + TOTAL, f32(-1))
+                simd.put_f32(parts + r * bytes_of_part + TOTAL, f32(-1))
             return
-        base, cell0, cell1, mark = start, first, end, get_i64(positions)
+        base, cell0, cell1, mark = start, first, end, simd.get_i64(positions)
         is_tree = parents != 0 and start + CHUNK > mark
         if is_tree:
             if mark <= start:
@@ -199,7 +224,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
             cell0, cell1 = min(start + first, mark) - base, mark + (row + n_rows - 1) // share + 1 - base
         for r in range(n_rows):
             here = (row + r) // share * layer.q.width + (row + r) % share * d
-            put_i64(scratch + QUERIES + 8 * r, q + 4 * here)
+            simd.put_i64(scratch + QUERIES + 8 * r, q + 4 * here)
         scores, unpacked = scratch + SCORES, unpacked_of(layer, scratch)
         scale = simd.splat_f32(f32(layer.scale))
         adjust, lines_k, lines_v = layer.adjust_scores, 0, 0
@@ -215,7 +240,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
             score_tile(n_rows, here, scratch + QUERIES, d, scale, scores + 4 * p, ahead, lines_k)
         for r in range(n_rows):
             token = (row + r) // share
-            position = get_i64(positions + 8 * token)
+            position = simd.get_i64(positions + 8 * token)
             low, end_seen = max(first_seen(layer, position) - start, 0), last_seen(layer, positions, place, token) + 1
             high = min(end_seen - start, CHUNK)
             by_cell = scores + r * SCORE_BYTES
@@ -224,16 +249,16 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
                 by_position = scratch + ROW_SCORES
                 gather(by_cell, by_position, mark, token, position, parents, start, base, first)
             if adjust != 0:
-                invoke(adjust, (layer, by_position, first, end, start - position, group * share + (row + r) % share))
+                simd.invoke(adjust, (layer, by_position, first, end, start - position, group * share + (row + r) % share))
             top, total = soften(by_position, first, end, low, high)
             if low >= high:  # nothing to see here: no weights, and a total that says so
                 total = f32(-1)
                 for p in range(first // 16 * 16, (end + 15) // 16 * 16):
-                    put_f32(by_position + 4 * p, f32(0))
+                    simd.put_f32(by_position + 4 * p, f32(0))
             if is_tree:
                 scatter(by_position, by_cell, mark, token, position, parents, start, base, first, cell1)
-            put_f32(parts + r * bytes_of_part, top)
-            put_f32(parts + r * bytes_of_part + TOTAL, total)
+            simd.put_f32(parts + r * bytes_of_part, top)
+            simd.put_f32(parts + r * bytes_of_part + TOTAL, total)
         width = layer.value_row
         here = values + bytes_v * (width // LANES) * (base + cell0)
         ahead = here + bytes_v * (width // LANES) * distance + tile * lines_v * LINE * ((cell1 - cell0) * padded // POSITIONS)
@@ -294,7 +319,7 @@ def gather_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
         d, width, to = layer.d, layer.value_row, unpacked_of(layer, scratch)
         cells = layer.lists.chosen + 8 * (row * layer.lists.ld_chosen + start)
         for i in range(first, end):
-            cell = get_i64(cells + 8 * i)
+            cell = simd.get_i64(cells + 8 * i)
             if is_latent:
                 unpack_values(type_k, keys + bytes_k * (d // LANES) * cell, 1, d, to + _FLOAT * d * i)
             else:

@@ -1,4 +1,4 @@
-"""Tiles of attention: a few rows against many positions, all sums in registers; emitted as LLVM IR.
+"""Tiles of attention: a few rows against many positions, all sums in registers; emitted as LLVM IR. And a layer's operands.
 
 A row's score of a position is a sum over the head's dimensions in order, its weighted sum of a value's component one over the
 positions in order. Which rows share a tile, and how many positions are scored at once, changes neither.
@@ -10,6 +10,7 @@ times scale is exact in float32: rows compute the same bits either way.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -28,6 +29,8 @@ from augury.backends.numba_cpu.kernels.cache_type import (
 from augury.backends.numba_cpu.kernels.isa import host_features
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.simd import at
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import Record, Segment, StridedRows
 
 CHUNK = 256  # positions whose scores are kept at once
 # Of one row: a chunk, or its beginning and a tree, then cleared cells.
@@ -229,3 +232,82 @@ def unpack_values(b, kind, values, count, width, out):
             first = _scaled(b, block.index, BLOCK)
             for v, vector in enumerate(emit_values(b, kind, BLOCK // LANES, row, width, first)):
                 simd.store(b, at(b, b.add(to, _scaled(b, first, 4)), v * _VECTOR), vector)
+
+
+BLOCK_ROWS = 96  # rows that share a chunk of keys and values while it is in cache
+MANY_ROWS = 96  # per thread: from here on, threads take rows, not chunks
+N_PARTS = 16384  # chunks' parts of rows that there is memory for
+LINE = 64
+PART = 32  # that rows are padded to which are keys and values at once: of a panel, and of numbers that share a scale in a cache
+TOTAL = 4  # where a part's total lies, in bytes
+HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row sees nothing of a chunk)
+
+# Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
+# After these, keys and values of a chunk as float32.
+QUERIES, SCORES = 0, 64
+ROW_SCORES = SCORES + MAX_ROWS * SCORE_BYTES
+OWN_PARTS = ROW_SCORES + 4 * CHUNK
+N_OWN_PARTS = MAX_ROWS + BLOCK_ROWS
+
+
+@struct
+class Lists:
+    """The cells that tokens attend to where these are chosen, see `choice.py`; addresses."""
+
+    chosen: int  # (n, n_lists, ld_chosen) int64
+    n_lists: int  # of a token: one, or one for each KV head
+    ld_chosen: int
+    runs: Any = pointer_to(Segment)  # every token by itself
+    ends: int  # (n,) int64, how many cells a token attends to, less one
+
+
+@struct
+class AttentionLayer:
+    """The operands of attention. Numbers and addresses of missing parts are 0."""
+
+    q: Any = nested(StridedRows)  # (n, n_heads * d) float32
+    out: int  # (n, n_heads * dv) float32, address
+    d: int
+    dv: int
+    value_row: int  # numbers from one value to the next, at least dv; padded to 16
+    n_heads: int
+    n_kv_heads: int
+    keys: int  # address
+    values: int  # address
+    n_rows: int  # from one head of a slot to the next
+    scale: float
+    window: int  # how many positions a position sees, its own the last
+    chunk: int  # of every so many positions it sees those of its own only
+    sees_run: bool  # whether it sees the later positions of its run, too
+    sinks: int  # (n_heads,) float32, address
+    adjust_scores: int  # address of the kernel, see `attention.py`; 0: scores stay as they are
+    cap: float  # of scores
+    slopes: int  # (n_heads,) float32, address
+    parts: int  # of rows, address
+    counts: int  # of parts, address
+    lists: Any = nested(Lists)
+
+
+@struct
+class Attend(Record):
+    layer: Any = nested(AttentionLayer)
+
+
+def scratch_bytes(key_dim: int, value_dim: int) -> int:
+    """Bytes of scratch that `attend` needs per thread."""
+    part = _part_bytes(value_dim)
+    return OWN_PARTS + N_OWN_PARTS * part + CHUNK * (4 * key_dim + part - HEAD)
+
+
+def parts_bytes(value_dim: int, n_ctx: int, n_threads: int) -> int:
+    """Bytes that the threads need for the parts of rows; a layer after the other uses them."""
+    return min(N_PARTS, MANY_ROWS * n_threads * -(-n_ctx // CHUNK)) * _part_bytes(value_dim)
+
+
+def counts_bytes(n_threads: int) -> int:
+    """Bytes that the threads need for how far each block of rows has come, zero at first; a block has a row at least."""
+    return MANY_ROWS * n_threads * LINE
+
+
+def _part_bytes(value_dim: int) -> int:
+    return HEAD + 4 * (-(-value_dim // 16) * 16)

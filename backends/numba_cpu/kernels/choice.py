@@ -13,12 +13,11 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd, team
 from augury.backends.numba_cpu.kernels.attention_chunk import gather, tile_kernel
-from augury.backends.numba_cpu.kernels.attention_layer import Lists
-from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS as STEP, SCORE_BYTES
+from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS as STEP, SCORE_BYTES, Lists
+from augury.backends.numba_cpu.kernels.cache_type import CachedRows, cached_row, cell_of
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.simd import atomic_add, fma, get_i64, maximum, put_i64, repeat_f32, sum_lanes, zero_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of
-from augury.backends.numba_cpu.kernels.store import CachedRows, cached_row, cell_of
 from augury.backends.numba_cpu.kernels.struct import nested, struct
 
 f32 = np.float32

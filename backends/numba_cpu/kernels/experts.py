@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.activated import Activating, activated, named
-from augury.backends.numba_cpu.kernels.activation import sigmoid
+from augury.backends.numba_cpu.kernels.activation import Activating, activated, named, sigmoid
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.routing import Routes, groups_at
-from augury.backends.numba_cpu.kernels.simd import fma, get_i64, mul, splat_f32
+from augury.backends.numba_cpu.kernels.simd import fma, get_i64, invoke, load_part, mul, splat_f32, store_part
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, SeveralMatrices, claim, multiply_one, scale_and_shift, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own

@@ -18,7 +18,7 @@ from numba.core import types
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import hyperbolic_tangent
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, put_f64
+from augury.backends.numba_cpu.kernels.simd import get_f64, invoke, put_f64
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, multiply_run
 from augury.backends.numba_cpu.kernels.struct import pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import Record

@@ -21,7 +21,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import exponential
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import load_part, store_part
+from augury.backends.numba_cpu.kernels.simd import load_part, store_part
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import Record, StateMemory, StridedRows, place_aside

@@ -18,8 +18,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, softplus
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import load_part, store_part
-from augury.backends.numba_cpu.kernels.simd import add, div, get_i64, put_i64, splat_f32
+from augury.backends.numba_cpu.kernels.simd import add, div, get_i64, load_part, put_i64, splat_f32, store_part
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import Record, StridedRows, row_of

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import machine
+from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.jit import address, helper, kernel
 from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, get_i64, put_i64
 from augury.backends.numba_cpu.kernels.struct import dtype, pointer_maker, pointer_to, struct, table
@@ -165,7 +165,7 @@ def own_row(rows, thread, t):
 @helper
 def show_core(state, thread):
     """Let the others see which core a thread is on."""
-    own, core = thread_of(state, thread), machine.this_core()
+    own, core = thread_of(state, thread), simd.this_core()
     if own.core != core:  # a cache line that nobody writes stays with all
         own.core = core
 
@@ -189,9 +189,9 @@ def wait(state, thread, address, value, linger_ns):
     while atomic_load(address) == value:
         spins += 1
         if spins % SPINS != 0:
-            machine.pause()
+            simd.pause()
             continue
-        now = machine.nanoseconds()
+        now = simd.nanoseconds()
         if began == 0:
             began = now
             if is_beside(state, thread):
@@ -200,29 +200,29 @@ def wait(state, thread, address, value, linger_ns):
                 own.wary -= 1
                 linger_ns = 0
         if now - began < spin_ns:
-            machine.pause()
+            simd.pause()
         elif now - began < linger_ns:
-            machine.give_way()
-            if machine.nanoseconds() - now > SLICE_NS:
+            simd.give_way()
+            if simd.nanoseconds() - now > SLICE_NS:
                 own.wary = WARY_WAITS
                 linger_ns = 0
         else:
-            machine.exchange(sleeps, 1)
+            simd.exchange(sleeps, 1)
             # Either the thread that changes the value sees that this one sleeps, or this thread sees the change. Where both do,
             # the flag tells which was first: once it is taken, a token is on its way.
-            if machine.ordered_load(address) == value or machine.exchange(sleeps, 0) == 0:
-                while machine.take_token(own.read) != 8:  # a signal came between
+            if simd.ordered_load(address) == value or simd.exchange(sleeps, 0) == 0:
+                while simd.take_token(own.read) != 8:  # a signal came between
                     pass
 
 
 @helper
 def change(state, address, value):
     """Store a value that others wait for, and wake sleeping threads."""
-    machine.exchange(address, value)
+    simd.exchange(address, value)
     for thread in range(state.n_threads):
         sleeps = sleep_of(state, thread)
-        if machine.ordered_load(sleeps) != 0 and machine.exchange(sleeps, 0) != 0:
-            machine.give_token(thread_of(state, thread).write)
+        if simd.ordered_load(sleeps) != 0 and simd.exchange(sleeps, 0) != 0:
+            simd.give_token(thread_of(state, thread).write)
 
 
 @helper
@@ -247,17 +247,17 @@ def run_tape(state, thread):
     n_threads, place, end = state.n_threads, state.tape, state.tape_end
     times = state.times
     if times != 0 and thread == 0:
-        put_i64(times, machine.nanoseconds())
+        put_i64(times, simd.nanoseconds())
     while place < end:
         record = record_at(place)
-        machine.invoke(record.kernel, (record, state, thread, n_threads))
+        simd.invoke(record.kernel, (record, state, thread, n_threads))
         if record.waits != 0:
             barrier(state, thread, n_threads)
         place += record.n_bytes
         if times != 0:
             times += 8
             if thread == 0:
-                put_i64(times, machine.nanoseconds())
+                put_i64(times, simd.nanoseconds())
 
 
 @kernel

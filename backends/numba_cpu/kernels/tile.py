@@ -17,8 +17,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from augury.backends.numba_cpu.kernels import format as formats, simd
-from augury.backends.numba_cpu.kernels.dot import Dot
-from augury.backends.numba_cpu.kernels.isa import ISAS, InstructionSet, is_zen
+from augury.backends.numba_cpu.kernels.isa import ISAS, Dot, InstructionSet, is_zen
 from augury.backends.numba_cpu.kernels.simd import at
 from augury.backends.numba_cpu.kernels.unpack import LOGICAL, SCRATCH_BLOCK, PackedBlock, ScratchBlock, emit_floats
 

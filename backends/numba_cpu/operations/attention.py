@@ -10,15 +10,12 @@ from collections.abc import Hashable, Mapping
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import attention_layer, choice, head
-from augury.backends.numba_cpu.kernels.attention import attend_kernel
-from augury.backends.numba_cpu.kernels.attention_layer import PART
-from augury.backends.numba_cpu.kernels.attention_tile import CHUNK
-from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, LANES
+from augury.backends.numba_cpu.kernels import attention_tile, choice, head
+from augury.backends.numba_cpu.kernels.attention import adjust_scores, attend_kernel
+from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, PART
+from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, LANES, CachedRows
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.softmax import adjust_scores
-from augury.backends.numba_cpu.kernels.store import CachedRows
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import Arena, up
@@ -34,7 +31,7 @@ _NO_WINDOW = 1 << 40
 _OVERREAD = 16  # floats that a kernel may read (never use) beyond a table
 _TABLES = "rope tables"
 NOWHERE = ThreadRows(0, 0)
-NO_LISTS = attention_layer.Lists(chosen=0, n_lists=0, ld_chosen=0, runs=0, ends=0)
+NO_LISTS = attention_tile.Lists(chosen=0, n_lists=0, ld_chosen=0, runs=0, ends=0)
 _CHOSEN, _RUNS, _ENDS, _SCORES = "chosen cells", "runs of chosen cells", "ends of chosen cells", "scores of positions"
 
 
@@ -84,8 +81,8 @@ class AttendEmitter(OperationEmitter[Attend]):
         self._values = values = None if operation.values is None else scope.cache(operation.values, operation.source)
         self._value_dim = operation.out.width // operation.n_heads
         if values is None:
-            self._value_dim = up(self._value_dim, attention_layer.PART)
-            require_multiple(keys.size, attention_layer.PART, f"attention to rows of {keys.size} values")
+            self._value_dim = up(self._value_dim, attention_tile.PART)
+            require_multiple(keys.size, attention_tile.PART, f"attention to rows of {keys.size} values")
         if operation.choice is not None:
             _check_sparse(operation, keys.size if values is not None else 0, self._value_dim)
         kinds = (keys.kind, keys.kind if values is None else values.kind)
@@ -102,19 +99,19 @@ class AttendEmitter(OperationEmitter[Attend]):
         lists = {} if choice is None else list_buffers(choice, n_ctx)
         return {
             **lists,
-            "parts of attention": attention_layer.parts_bytes(self._value_dim, self._n_cells, n_threads),
-            "counts of attention": attention_layer.counts_bytes(n_threads),
+            "parts of attention": attention_tile.parts_bytes(self._value_dim, self._n_cells, n_threads),
+            "counts of attention": attention_tile.counts_bytes(n_threads),
         }
 
     def scratch_bytes(self) -> int:
-        return attention_layer.scratch_bytes(self._keys.size, self._value_dim)
+        return attention_tile.scratch_bytes(self._keys.size, self._value_dim)
 
     def place(self, placed: Placed) -> None:
         operation, arena, buffers, keys = self.operation, placed.arena, placed.buffers, self._keys
         values, slopes, sinks = keys if self._values is None else self._values, operation.slopes, operation.sinks
         choice, n_ctx = operation.choice, self.scope.options.n_ctx
         lists = NO_LISTS if choice is None else list_places(choice, n_ctx, buffers)
-        self._layer = attention_layer.AttentionLayer(
+        self._layer = attention_tile.AttentionLayer(
             q=placed.at(operation.queries),
             out=placed.at(operation.out).address,
             d=keys.size,
@@ -195,10 +192,10 @@ def n_listed(choice: PositionChoice, n_ctx: int) -> int:
     return n_ctx + (0 if choice.window is None else n_ctx // choice.size)
 
 
-def list_places(choice: PositionChoice, n_ctx: int, buffers: Mapping[str, int]) -> attention_layer.Lists:
+def list_places(choice: PositionChoice, n_ctx: int, buffers: Mapping[str, int]) -> attention_tile.Lists:
     """Where the lists of a choice lie."""
     places = {"chosen": buffers[_CHOSEN], "runs": buffers[_RUNS], "ends": buffers[_ENDS]}
-    return attention_layer.Lists(n_lists=choice.width, ld_chosen=n_listed(choice, n_ctx), **places)
+    return attention_tile.Lists(n_lists=choice.width, ld_chosen=n_listed(choice, n_ctx), **places)
 
 
 def list_buffers(choice: PositionChoice, n_ctx: int) -> Mapping[str, int]:

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, TypeVar
 from attrs import frozen
 
 from augury import lowering
-from augury.backends.numba_cpu.memory import Arena
+from augury.backends.numba_cpu.memory import Arena, State
 from augury.backends.numba_cpu.operations.layout import Layout
-from augury.backends.numba_cpu.slot_memory import State
 from augury.backends.numba_cpu.tape import Tape, ThreadRows
 from augury.backends.numba_cpu.weights import Weights
 from augury.errors import UnsupportedError

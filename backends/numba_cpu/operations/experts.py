@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import experts, routing
-from augury.backends.numba_cpu.kernels.activated import activating
+from augury.backends.numba_cpu.kernels.activation import activating
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype, table

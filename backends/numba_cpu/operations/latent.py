@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
-from augury.backends.numba_cpu.kernels import head, latent
-from augury.backends.numba_cpu.kernels.attention_layer import PART
+from augury.backends.numba_cpu.kernels import head
+from augury.backends.numba_cpu.kernels.attention_tile import PART
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
@@ -31,9 +31,9 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
         self._n_turned = operation.latents.width - operation.norm.size
         self._padded, cache = up(operation.norm.size, PART), scope.cache(operation.cache)
         cache.size = self._size = self._padded + up(self._n_turned, PART)
-        self._sharpens, self._kernel = operation.temperature is not None, latent.prepare_kernel(cache.kind)
+        self._sharpens, self._kernel = operation.temperature is not None, head.prepare_kernel(cache.kind)
         own = (self._kernel, head.prepare_head, *[head.prepare_heads] * self._sharpens)
-        self.kernels = (*own, latent.multiply_heads, latent.quantize_heads)
+        self.kernels = (*own, head.multiply_heads, head.quantize_heads)
 
     def scratch_bytes(self) -> int:
         """See `OperationEmitter.scratch_bytes`: of rows that are quantised, or of a row that is stored."""
@@ -50,7 +50,7 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
         norm, turn, turn_kept = (place_steps(each, placed.weights, placed.arena, self.scope.options.n_ctx) for each in steps)
         queries, latents, out = (placed.at(value) for value in (operation.queries, operation.latents, operation.out))
         self._head_dim = operation.queries.width // n_heads
-        self._layer = latent.LatentLayer(
+        self._layer = head.LatentLayer(
             queries=queries,
             head_dim=self._head_dim,
             n_plain=operation.keys.n_in,
@@ -89,7 +89,7 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
 class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
     """Multiplies heads by matrices, and puts the products side by side where they end within a panel."""
 
-    kernels = (latent.multiply_heads, latent.quantize_heads, latent.gather_parts)
+    kernels = (head.multiply_heads, head.quantize_heads, head.gather_parts)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         return {_PRODUCTS: row_bytes(self.operation.matrices.n * self._padded)} if self._is_padded else {}
@@ -106,7 +106,7 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
         _multiply_heads(tape, part, place)
         if self._is_padded:
             rows = {"x": ThreadRows(made, part.n * self._padded), "n_parts": part.n, "part": self._padded, "size": part.n_out}
-            tape.add(Work("gathering rows"), latent.gather_parts, **rows, y=to)
+            tape.add(Work("gathering rows"), head.gather_parts, **rows, y=to)
 
     @property
     def _padded(self) -> int:
@@ -117,7 +117,7 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
         return self._padded != self.operation.matrices.n_out
 
 
-def _quantise_heads(tape: Tape, part: Matrices, x: ThreadRows, head_dim: int, y: tuple[int, int]) -> latent.HeadMatrices:
+def _quantise_heads(tape: Tape, part: Matrices, x: ThreadRows, head_dim: int, y: tuple[int, int]) -> head.HeadMatrices:
     """Write the records before products of heads; returns the products' operands.
 
     Args:
@@ -128,16 +128,16 @@ def _quantise_heads(tape: Tape, part: Matrices, x: ThreadRows, head_dim: int, y:
         y: Where products go, floats of one in whole panels.
     """
     weights, private, (to, head_y) = tape.weights, tape.space.is_private, y
-    heads = latent.HeadMatrices(**tape.several(part, part.n, to, part.n * head_y), head_y=head_y, n_heads=part.n)
+    heads = head.HeadMatrices(**tape.several(part, part.n, to, part.n * head_y), head_y=head_y, n_heads=part.n)
     kernel = weights.address(weights.matrix(part).kind, "quantize")
     quantize = {"heads": heads, "quantize": kernel, "x": x, "head_dim": head_dim}
-    tape.add(Work("quantising activations"), latent.quantize_heads, **quantize, is_private=private)
+    tape.add(Work("quantising activations"), head.quantize_heads, **quantize, is_private=private)
     return heads
 
 
-def _multiply_heads(tape: Tape, part: Matrices, heads: latent.HeadMatrices) -> None:
+def _multiply_heads(tape: Tape, part: Matrices, heads: head.HeadMatrices) -> None:
     """Write the products of heads with their matrices."""
     matrix = tape.weights.matrix(part)
     n_bytes = matrix.n_bytes * (up(part.n_out, PANEL_ROWS) // PANEL_ROWS) // panels_of(part)[1]
     work = Work(f"heads ({matrix.kind})", n_bytes, part.n * part.n_out * part.n_in)
-    tape.add(work, latent.multiply_heads, heads=heads)
+    tape.add(work, head.multiply_heads, heads=heads)

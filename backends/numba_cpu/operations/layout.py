@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from attrs import evolve, frozen
 
 from augury import lowering as op
-from augury.backends.numba_cpu.kernels.attention_layer import PART
+from augury.backends.numba_cpu.kernels.attention_tile import PART
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.tape import ThreadRows, row_bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
+from augury.backends.numba_cpu.kernels import recurrence, recurrent_ends
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
 from augury.backends.numba_cpu.profile import Work
@@ -27,7 +27,7 @@ _GROUP = 256  # values that a thread gates at once where no norm says how many
 class ConvolveEmitter(OperationEmitter[Convolve]):
     """Convolves channel by channel, from the last inputs on, which are kept."""
 
-    kernels = (convolution.convolve,)
+    kernels = (recurrent_ends.convolve,)
 
     def place(self, placed: Placed) -> None:
         operation = self.operation
@@ -38,7 +38,7 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
             taps = conv.taps(placed.weights.values(conv.weight, conv.shapes[conv.weight]))
             padded = np.zeros((len(taps), up(conv.n_channels, 16)), np.float32)
             padded[:, : conv.n_channels] = taps
-            layer = convolution.ConvolutionLayer(
+            layer = recurrent_ends.ConvolutionLayer(
                 x=placed.at(value),
                 gate_in=before,
                 gate_out=after,
@@ -59,7 +59,7 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
 
     def emit_states(self, tape: Tape) -> None:
         for layer in self._layers:
-            tape.add(Work("convolution"), convolution.convolve, layer=layer)
+            tape.add(Work("convolution"), recurrent_ends.convolve, layer=layer)
 
 
 @EMITTERS.of(ScaleToLength)

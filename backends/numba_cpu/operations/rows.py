@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numba.core.serialize import dumps
 
 from augury import lowering as op
-from augury.backends.numba_cpu.kernels import convolution, low_rank, recurrent_ends
-from augury.backends.numba_cpu.kernels.activated import Activating, activate_kernel, activating, multiply_activated_kernel
+from augury.backends.numba_cpu.kernels import recurrent_ends, rows
+from augury.backends.numba_cpu.kernels.activation import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
+from augury.backends.numba_cpu.kernels.rows import Operand, by_row_kernel
+from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Tape, ThreadRows
-from augury.blocks import Experts, Norm
+from augury.blocks import Experts, Norm, Vector
+from augury.errors import UnsupportedError
+from augury.lowering import Operation, Scope, Value, source_key
 from augury.lowering.rewrites import AddLowRank, MultiplyActivated
 
 _LOW = "rows of adapters"
@@ -25,7 +31,7 @@ class NormalizeEmitter(OperationEmitter[op.Normalize]):
     """Norms rows, or copies them, from where they are to where the next operation wants them."""
 
     needs_no_barrier = True
-    kernels = (recurrent_ends.place_rows,)
+    kernels = (rows.place_rows,)
 
     def emit(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
@@ -44,7 +50,7 @@ def _source(x: op.Value, placed: Placed, tape: Tape) -> ThreadRows:
 def _place(tape: Tape, work: str, x: ThreadRows, to: ThreadRows, size: int, norm: Norm | None = None) -> None:
     """Write that rows, or their norms, go elsewhere."""
     group = size if norm is None else norm.size
-    tape.add(Work(work), recurrent_ends.place_rows, x=x, to=to, size=size, norm=tape.weights.norm(norm), group=group)
+    tape.add(Work(work), rows.place_rows, x=x, to=to, size=size, norm=tape.weights.norm(norm), group=group)
 
 
 @EMITTERS.of(op.Multiply)
@@ -61,7 +67,7 @@ class MultiplyEmitter(OperationEmitter[op.Multiply]):
 class AddLowRankEmitter(OperationEmitter[AddLowRank]):
     """Adds to products, where they lie, what adapters have for them."""
 
-    kernels = (low_rank.low_rank_down, low_rank.low_rank_up)
+    kernels = (rows.low_rank_down, rows.low_rank_up)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         return {_LOW: 4 * MAX_TOKENS * len(self.operation.low_rank.adapters)}
@@ -152,7 +158,7 @@ class JoinEmitter(OperationEmitter[op.Join]):
     """Copies rows side by side."""
 
     needs_no_barrier = True
-    kernels = (recurrent_ends.place_rows,)
+    kernels = (rows.place_rows,)
 
     def emit(self, tape: Tape) -> None:
         to, column = self.placed.at(self.operation.out), 0
@@ -166,7 +172,7 @@ class JoinEmitter(OperationEmitter[op.Join]):
 class InitStreamsEmitter(OperationEmitter[op.InitStreams]):
     """Copies rows to x, or to the residual streams."""
 
-    kernels = (recurrent_ends.place_rows,)
+    kernels = (rows.place_rows,)
 
     def emit(self, tape: Tape) -> None:
         y, to = self.operation.y, tape.streams
@@ -185,7 +191,7 @@ class ConstantEmitter(OperationEmitter[op.Constant]):
     """Writes the same numbers into every row."""
 
     needs_no_barrier = True
-    kernels = (recurrent_ends.place_rows,)
+    kernels = (rows.place_rows,)
 
     def place(self, placed: Placed) -> None:
         super().place(placed)
@@ -200,12 +206,12 @@ class ConstantEmitter(OperationEmitter[op.Constant]):
 class ConvolveBlockEmitter(OperationEmitter[op.ConvolveBlock]):
     """Convolves rows with those of the tokens before in a block."""
 
-    kernels = (convolution.convolve_block,)
+    kernels = (recurrent_ends.convolve_block,)
 
     def __init__(self, operation: op.ConvolveBlock, scope: op.Scope) -> None:
         super().__init__(operation, scope)
         group = operation.x.width // operation.n_groups
-        require_multiple(group, convolution.LANES, f"a convolution in groups of {group} channels")
+        require_multiple(group, recurrent_ends.LANES, f"a convolution in groups of {group} channels")
 
     def place(self, placed: Placed) -> None:
         super().place(placed)
@@ -219,7 +225,7 @@ class ConvolveBlockEmitter(OperationEmitter[op.ConvolveBlock]):
         weights = placed.at(operation.weights)
         tape.add(
             Work("convolution"),
-            convolution.convolve_block,
+            recurrent_ends.convolve_block,
             x=placed.at(operation.x),
             weights=ThreadRows(weights.address + 4 * operation.side * n_taps * n_groups, weights.width),
             base=self._base + 4 * operation.side * n_taps * width,
@@ -265,3 +271,53 @@ class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
             block_bytes=block_bytes,
         )
         tape.kept[operation.out[0]] = ThreadRows(hidden.address, width, is_operand=operation.reader is not None)
+
+
+class ByRowEmitter(OperationEmitter[Operation]):
+    """Calls a function for each row; see `Operation.kernels`."""
+
+    def __init__(self, operation: Operation, scope: Scope, function: Callable[..., None]) -> None:
+        super().__init__(operation, scope)
+        self._operands = (*operation.operands, *operation.made)
+        kinds = tuple(_kind(operation, each) for each in self._operands)
+        self._kernel = by_row_kernel(function, kinds, _name(function, kinds))
+        self.kernels = (self._kernel,)
+
+    def place(self, placed: Placed) -> None:
+        self._table = placed.arena.keep(table([_operand(each, placed) for each in self._operands]), "scratch")
+
+    def emit(self, tape: Tape) -> None:
+        tape.add(Work(type(self.operation).__name__), self._kernel, operands=self._table)
+
+
+def _kind(operation: Operation, operand: Any) -> type:
+    """An operand's type for a function that numba compiles."""
+    for kind, types in ((np.ndarray, Value | Vector), (float, float), (int, int)):
+        if isinstance(operand, types):
+            return kind
+    name, found = type(operation).__name__, type(operand).__name__
+    raise UnsupportedError(f"operation {name} has a {found}; by rows numba-cpu takes values, vectors, and numbers")
+
+
+def _operand(given: Any, placed: Placed) -> Operand:
+    """An operand as the kernel reads it."""
+    address = width = stride = count = 0
+    number = 0.0
+    if isinstance(given, Value):
+        place = placed.at(given)
+        address, width, stride = place.address, given.width, place.width
+    elif isinstance(given, Vector):
+        numbers = np.array(placed.weights.values(given.weight, given.shapes[given.weight]), np.float32)
+        address, width = placed.arena.keep(numbers, "weights"), given.size
+    elif isinstance(given, float):
+        number = given
+    else:
+        count = int(given)
+    return Operand(address=address, width=width, stride=stride, number=number, count=count)
+
+
+def _name(function: Callable[..., None], kinds: tuple[type, ...]) -> str:
+    """A name for compiled code, which changes with the function, its file, and its closure."""
+    enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
+    parts = (source_key(function), [kind.__name__ for kind in kinds], enclosed)
+    return f"{function.__name__}_{hashlib.sha256(dumps(parts)).hexdigest()[:24]}"

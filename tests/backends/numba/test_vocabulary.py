@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from augury.backends.numba.vocabulary import LastVocabularies, groups_of, tokens_of
+from augury.backends.numba.passes import LastVocabularies, groups_of, tokens_of
 from augury.errors import OptionError
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from augury.backends.numba_cpu.kernels import cache_type, jit
 from augury.backends.numba_cpu.kernels.cache_type import BYTES
-from augury.backends.reference.cache_type import TYPES
+from augury.backends.reference.cache import TYPES
 
 D = 96
 

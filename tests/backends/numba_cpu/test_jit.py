@@ -14,7 +14,7 @@ from numba.core.bytecode import FunctionIdentity
 from support.damage import disk_is_full
 
 from augury.backends.numba_cpu.kernels import jit, simd
-from augury.backends.numba_cpu.kernels.by_row import as_pointer
+from augury.backends.numba_cpu.kernels.rows import as_pointer
 from augury.files.atomic_file import AtomicFile
 
 # Prepares three kernels in a fresh process, with the cache folder that the test chose, once its standard input has a line or

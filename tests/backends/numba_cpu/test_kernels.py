@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from augury.backends.numba_cpu.kernels import activation, head, jit, norm
-from augury.backends.numba_cpu.kernels.machine import load_part, store_part
+from augury.backends.numba_cpu.kernels import activation, head, jit, step
+from augury.backends.numba_cpu.kernels.simd import load_part, store_part
 from augury.backends.numba_cpu.kernels.struct import table
 
 SLACK = 32
@@ -82,7 +82,7 @@ def test_what_is_no_number_stays_none(name):
 
 @jit.kernel
 def normalise_row(x, made, out, size, head, added):
-    norm.normalise(x, made, out, size, head, added)
+    step.normalise(x, made, out, size, head, added)
 
 
 @pytest.mark.parametrize("form", ["weight", "mean", "mean, bias", "bias, added", "bias, of a head"])
@@ -94,7 +94,7 @@ def test_a_norm_is_good_to_the_last_places_and_writes_nothing_else(size, form):
     out = np.full(size + SLACK, 7, np.float32)
     head = 2 if "head" in form else 0
     places = {"weight": weight.ctypes.data, "bias": bias.ctypes.data if "bias" in form else 0}
-    made = table([norm.NormTable(**places, eps=1e-5, is_centred="mean" in form, step=size)])
+    made = table([step.NormTable(**places, eps=1e-5, is_centred="mean" in form, step=size)])
 
     normalise_row(*(x.ctypes.data, made.ctypes.data, out.ctypes.data, size, head), added.ctypes.data if "added" in form else 0)
 

@@ -10,8 +10,7 @@ import pytest
 from support.sources import MODULES
 
 from augury.backends.numba_cpu.kernels import jit, step
-from augury.backends.numba_cpu.kernels.machine import invoke, put_f64
-from augury.backends.numba_cpu.kernels.simd import put_i64
+from augury.backends.numba_cpu.kernels.simd import invoke, put_f64, put_i64
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct, table, view
 from augury.backends.numba_cpu.kernels.team import Record, record_of
 from augury.backends.numba_cpu.tape import ThreadRows

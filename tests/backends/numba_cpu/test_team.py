@@ -14,8 +14,7 @@ from oracles.passes import run_of
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.backends.numba_cpu.backend import physical_cores
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.machine import nanoseconds
-from augury.backends.numba_cpu.kernels.simd import atomic_add
+from augury.backends.numba_cpu.kernels.simd import atomic_add, nanoseconds
 from augury.backends.numba_cpu.kernels.struct import struct
 from augury.backends.numba_cpu.kernels.team import SPIN_NS, Record, record_of
 from augury.backends.numba_cpu.team import Team

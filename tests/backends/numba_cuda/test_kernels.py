@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.kernels.heads import HeadsArgs, prepare_heads
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.splits import MergeArgs
 from augury.backends.numba_cuda.operations.attention import doublings_of_tile
-from augury.backends.reference.cache_type import TYPES as REFERENCE_TYPES
+from augury.backends.reference.cache import TYPES as REFERENCE_TYPES
 from augury.backends.reference.formula import gated
 from augury.blocks import Activation
 

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from augury.backends.reference.cache_type import TYPES
+from augury.backends.reference.cache import TYPES
 
 
 def some_heads():
