@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 KEY_FILE = "AUGURY_NODE_KEY"
 """The environment variable that names the file on the user's machine, or on both."""
 _N_CHARACTERS = 40  # of a key of CURVE, as text
+_CONNECT_S = 5.0  # until a node is there; one that is may take as long as it needs for an answer
+_LAST_PORT = 65535
+_BEAT_MS = 1000  # between signs of life, which the other side's library answers while it computes
+_SILENCE_MS = 2500  # after one of them, until the other side counts as gone: 3.5 s in all
+_ERRORS = {kind.__name__: kind for kind in (AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError)}
 
 
 def zmq_library() -> Any:
@@ -91,13 +96,6 @@ class Doorkeeper:
     def stop(self) -> None:
         """End its thread."""
         self._thread.stop()
-
-
-_CONNECT_S = 5.0  # until a node is there; one that is may take as long as it needs for an answer
-_LAST_PORT = 65535
-_BEAT_MS = 1000  # between signs of life, which the other side's library answers while it computes
-_SILENCE_MS = 2500  # after one of them, until the other side counts as gone: 3.5 s in all
-_ERRORS = {kind.__name__: kind for kind in (AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError)}
 
 
 def check_port(address: str) -> None:

@@ -24,6 +24,10 @@ from augury.plugins.server import metrics
 
 Pieces = list[Any]
 """Tokens and reports of a prompt's progress, as they came; the last may be the result, without its tokens."""
+REPLICA = "replica"
+"""The name of the deployment that computes."""
+N_MOST = 1 << 16
+"""Requests of a replica: the engine's queue has its own limit."""
 
 
 class Replica:
@@ -109,12 +113,6 @@ async def _forward(running: Running, found: asyncio.Queue[Any]) -> None:
         found.put_nowait(evolve(running.result(), pieces=()))
     except Exception as error:  # noqa: BLE001 - raised again by the reader
         found.put_nowait(error)
-
-
-REPLICA = "replica"
-"""The name of the deployment that computes."""
-N_MOST = 1 << 16
-"""Requests of a replica: the engine's queue has its own limit."""
 
 
 def replicas_of(args: argparse.Namespace) -> Any:

@@ -21,7 +21,6 @@ from augury.plugins.server.llama_cpp.completion import stop_type
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import end_figures
 from augury.plugins.server.tools import ChatPlan, Delta
-from augury.plugins.server.tools.delta import collect
 from augury.types import Result, Summary
 
 router = api_router()
@@ -231,7 +230,7 @@ async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any
         events = partial(_events, plan, begun, server, stops)
         return await stream(server, http, body, [params], events, error_event="error", ping=_PING, has_progress=True)
     (result,) = await generate(server, http, [params])
-    answer = collect(AnswerReader(plan).read_whole(result))
+    answer = AnswerReader(plan).read_whole(result)
     content: list[dict[str, Any]] = []
     if answer.reasoning:
         content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})

@@ -13,7 +13,8 @@ from pydantic import Field
 from augury.errors import OptionError, UnsupportedError
 from augury.plugins.server.fields import EngineFields, Fields, TextPart, text_of
 from augury.plugins.server.server import Server
-from augury.plugins.server.tools import ChatPlan, Delta
+from augury.plugins.server.tools import ChatPlan, Delta, ParsedAnswer
+from augury.plugins.server.tools.delta import collect
 from augury.text.tokenizer import Tokenizer
 from augury.types import Result, Token
 
@@ -112,11 +113,15 @@ class AnswerReader:
         self.n_reasoning += self._is_reasoning
         return found
 
-    def read_whole(self, result: Result) -> Iterator[Delta]:
-        """All that an answer comes to."""
+    def deltas(self, result: Result) -> Iterator[Delta]:
+        """Those of an answer that is whole."""
         for token in result.pieces:
             yield from self.read(token)
         yield from self.read(result)
+
+    def read_whole(self, result: Result) -> ParsedAnswer:
+        """All that an answer comes to."""
+        return collect(self.deltas(result))
 
 
 class PromptObject(Fields):

@@ -285,10 +285,7 @@ async def _scored(
             raise RequestError(400, f"a document has {longest} tokens, max_tokens_per_doc is {n_most}", param="documents")
         if made is not None:
             return [_pair(made, tokenizer, *pair, n_ctx) for pair in zip(queries, texts, strict=True)]
-        return [
-            mixed_tokens(each, tokenizer, add_special=True, parse_special=False)[:n_ctx]
-            for each in dict.fromkeys((*queries, *texts))
-        ]
+        return [_text_tokens(server, each, is_cut=is_cut) for each in dict.fromkeys((*queries, *texts))]
 
     ids = await to_thread.run_sync(encoded)
     if made is not None:

@@ -33,6 +33,12 @@ LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjso
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 PING = format_sse_event(comment="ping")
 """A keep-alive: clients ignore comments."""
+_SOON_S = 1.0  # for which a stream waits before it begins, so that most errors have their status
+_EVERY_S = 0.5  # progress is told so often
+_OF_LINES: dict[str, dict[str, Any]] = {
+    "/api/chat": {"message": {"role": "assistant", "content": ""}},
+    "/api/generate": {"response": ""},
+}
 
 
 def event(data: Any, name: str | None = None) -> bytes:
@@ -135,14 +141,6 @@ async def stream(
                 generation.cancel()
 
     return _EventStream(generation, encoded(), media_type, ping, interval_s)
-
-
-_SOON_S = 1.0  # for which a stream waits before it begins, so that most errors have their status
-_EVERY_S = 0.5  # progress is told so often
-_OF_LINES: dict[str, dict[str, Any]] = {
-    "/api/chat": {"message": {"role": "assistant", "content": ""}},
-    "/api/generate": {"response": ""},
-}
 
 
 async def answer_early(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

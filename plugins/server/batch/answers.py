@@ -210,14 +210,14 @@ def answer_all(
     Raises:
         AuguryError: The engine has ended, or a row could not be written; the rows before it are there.
     """
-    asyncio.run(_add(_answered(lines, answers, n_ahead, is_ordered=is_ordered), rows, tally))
 
+    async def add() -> None:
+        async with aclosing(_answered(lines, answers, n_ahead, is_ordered=is_ordered)) as answered:
+            async for row in answered:
+                rows.add(row.id, row.fields)
+                tally.count(row)
 
-async def _add(answered: AsyncGenerator[Row], rows: RowFile, tally: Tally) -> None:
-    async with aclosing(answered):
-        async for row in answered:
-            rows.add(row.id, row.fields)
-            tally.count(row)
+    asyncio.run(add())
 
 
 async def _answered(lines: Iterator[Line], answers: Answering, n_ahead: int, *, is_ordered: bool) -> AsyncGenerator[Row]:

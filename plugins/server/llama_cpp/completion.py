@@ -35,6 +35,11 @@ router = api_router()
 _LEAST_LOGPROB = -3.4028234663852886e38  # llama.cpp's word for minus infinity, which JSON has none for
 _MISSING = object()
 _MOST_OF_BIAS = 1000  # characters of a text whose tokens have a bias
+_NEEDED = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
+_REPOSITORY = "myproject\n"  # llama.cpp's default names of it, and of the file that is written
+_FILE = "filename\n"
+_SHARE = 8  # of the context is left for an answer without a limit
+_SNIPPET = "\n\n--- snippet ---\n\n"  # before each text of a model without a token for that
 _Bias = Annotated[list[int | float | bool | str], Field(min_length=2, max_length=2)]
 
 
@@ -301,13 +306,6 @@ def biases(given: list[Any] | dict[str, Any], tokenizer: Tokenizer | None) -> di
             tokens = tokenizer.encode(token, add_special=False)
         found |= dict.fromkeys(tokens, float("-inf") if bias is False else float(bias))
     return found
-
-
-_NEEDED = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
-_REPOSITORY = "myproject\n"  # llama.cpp's default names of it, and of the file that is written
-_FILE = "filename\n"
-_SHARE = 8  # of the context is left for an answer without a limit
-_SNIPPET = "\n\n--- snippet ---\n\n"  # before each text of a model without a token for that
 
 
 class Extra(Fields):

@@ -22,7 +22,7 @@ from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.openai.answer import logprob_entry
 from augury.plugins.server.server import Server, fields_of
 from augury.plugins.server.timings import receipts
-from augury.plugins.server.tools.delta import Call, collect
+from augury.plugins.server.tools.delta import Call
 from augury.types import Result, Token
 
 _OF_LOADING = (  # the server's flags choose these when it loads a model
@@ -219,7 +219,7 @@ class Answer:
         if body.stream:
             return await stream(server, http, body.options, asked, self.lines, as_lines=True)
         (result,) = await generate(server, http, asked)
-        answer = collect(self.reader.read_whole(result))
+        answer = self.reader.read_whole(result)
         more = {"logprobs": [logprobs_of(token) for token in result.pieces]} if body.logprobs else {}
         calls = [called(*each) for each in enumerate(answer.calls)]
         return self._head(answer.content, answer.reasoning, calls=calls) | more | self.clock.end(result) | self.ended(result)

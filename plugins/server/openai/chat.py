@@ -22,7 +22,6 @@ from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, hea
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import counted, end_figures
 from augury.plugins.server.tools import ChatPlan, Delta
-from augury.plugins.server.tools.delta import collect
 from augury.types import Result, Token
 
 router = api_router()
@@ -188,7 +187,7 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
 
 def _choice(body: ChatRequest, server: Server, index: int, read: tuple[AnswerReader, Result]) -> dict[str, Any]:
     reader, result = read
-    answer = collect(reader.read_whole(result))
+    answer = reader.read_whole(result)
     message: dict[str, Any] = {"role": "assistant", "content": answer.content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning

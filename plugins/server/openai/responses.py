@@ -195,7 +195,7 @@ async def responses(body: ResponsesRequest, http: Request, server: Serving) -> A
         return await stream(server, http, body, asked, partial(_events, body, plan, begun), error_event="error")
     (result,) = await generate(server, http, asked)
     output, reader = Output(), AnswerReader(plan)
-    for delta in reader.read_whole(result):
+    for delta in reader.deltas(result):
         list(output.add(delta))
     return _ended(begun, output, reader, result)[-1]["response"]
 
@@ -250,8 +250,7 @@ def _ended(begun: dict[str, Any], output: Output, reader: AnswerReader, result: 
 
 
 async def _events(body: ResponsesRequest, plan: ChatPlan, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
-    output, reader = Output(), AnswerReader(plan)
-    n_sent = 0
+    output, reader, n_sent = Output(), AnswerReader(plan), 0
 
     def numbered(each: dict[str, Any]) -> bytes:
         nonlocal n_sent
