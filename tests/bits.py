@@ -1,12 +1,13 @@
 """Tells bits, to compare before and after a change: `python tests/bits.py [WORD...] > before.txt`, and `diff`.
 
 A line for each tiny model, and each of those that draft, on both CPU backends: a hash of logits, features, slots and drafts.
-For each kernel of `numba-cuda` a hash of its PTX, where the dependency group `cuda` is installed. WORDs choose the lines that
-have them all.
+For each kernel of `numba-cuda` a hash of its PTX, where the dependency group `cuda` is installed, but for its symbols, which
+numba counts in the order in which it compiles. WORDs choose the lines that have them all.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
@@ -58,7 +59,15 @@ def of_kernels() -> Iterator[tuple[str, Callable[[], Iterable[np.ndarray]]]]:
     from augury.backends.numba_cuda.aot import all_kernels, ptx_of  # needs what may not be installed
 
     for kernel in all_kernels():
-        yield f"ptx {kernel.name}", lambda kernel=kernel: [np.frombuffer(ptx_of(kernel, ((9, 0),))[0].encode(), np.uint8)]
+        yield f"ptx {kernel.name}", lambda kernel=kernel: [_nameless(ptx_of(kernel, ((9, 0),))[0])]
+
+
+def _nameless(ptx: str) -> np.ndarray:
+    """PTX with symbols by the order in which they come, and without those of numba's environments, which nothing reads."""
+    names: dict[str, str] = {}
+    lines = "\n".join(line for line in ptx.splitlines() if "NumbaEnv" not in line)
+    named = re.sub(r"_Z\w+", lambda found: names.setdefault(found[0], f"symbol_{len(names)}"), lines)
+    return np.frombuffer(named.encode(), np.uint8)
 
 
 def told() -> Iterator[tuple[str, Callable[[], Iterable[np.ndarray]]]]:

@@ -13,8 +13,10 @@ import struct
 import subprocess
 import sys
 from bisect import bisect_right
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 from support.machine_memory import FIRST_PARAMETER, WEIGHTS, early, names_of, read_by_constant_loads
 
@@ -148,12 +150,15 @@ def _problems_of_attention(name, found):
         yield f"{name} has {found['products_of_halves']} matrix instructions of halves, expected {n_wanted}"
 
 
-def report(kernels, some=1):
-    """What there is to know about kernels, by capability and name; for the newest capability about one of `some` of them."""
+def report(kernels, threads=MappingProxyType({}), some=1):
+    """What there is to know about kernels, by capability and name; for the newest capability about one of `some` of them.
+
+    `threads` are the most of a block, by names; of others they are a warp.
+    """
     from augury.backends.numba_cuda.aot import Compiler, linked, ptx_of
 
-    told, threads = {capability: {} for capability in CAPABILITIES}, threads_of_launches()
-    codes, by_name = {capability: [] for capability in CAPABILITIES}, {kernel.name: kernel for kernel in kernels}
+    told, codes = ({capability: make() for capability in CAPABILITIES} for make in (dict, list))
+    by_name = {kernel.name: kernel for kernel in kernels}
     for i, kernel in enumerate(kernels):
         capabilities = CAPABILITIES[: None if i % some == 0 else -1]
         for capability, ptx in zip(capabilities, ptx_of(kernel, capabilities), strict=True):
@@ -264,7 +269,8 @@ if __name__ == "__main__":
     out, *words = sys.argv[1:]
     if len(words) == 1:
         told = report([value for value in runpy.run_path(words[0]).values() if isinstance(value, Kernel)])
-    else:  # neighbours, which have functions in common that are typed once
-        kernels, (part, n) = [each for each in all_kernels() if not re.fullmatch(BETWEEN, each.name)], map(int, words)
-        told = report(kernels[len(kernels) * part // n : len(kernels) * (part + 1) // n], some=SOME)
+    else:  # neighbours by name, as of one type of weights, have functions in common that are typed once
+        wanted, (part, n) = (each for each in all_kernels() if not re.fullmatch(BETWEEN, each.name)), map(int, words)
+        kernels = sorted(wanted, key=attrgetter("name"))
+        told = report(kernels[len(kernels) * part // n : len(kernels) * (part + 1) // n], threads_of_launches(), some=SOME)
     Path(out).write_text(json.dumps({"{}.{}".format(*key): found for key, found in told.items()}))

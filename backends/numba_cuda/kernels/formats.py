@@ -11,6 +11,8 @@ A weight is `factor * scale * (integer - offset)`, less `least * scale` where a 
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from attrs import frozen
 
@@ -273,6 +275,7 @@ FORMATS = {
 }
 
 
+@cache
 def _high_words(fmt):
     """Two words of a unit's high bits, as far as there are some."""
     n_before, n_high = fmt.n_main, fmt.n_high
@@ -287,6 +290,7 @@ def _high_words(fmt):
     return high_words
 
 
+@cache
 def words_of(fmt):
     """The lane function (array, units, unit) → all words of a unit's weights, of which `weights_of` makes bytes."""
     high_words, n_main = _high_words(fmt), fmt.n_main
@@ -309,6 +313,7 @@ def words_of(fmt):
     return words
 
 
+@cache
 def weights_of(fmt):
     """The lane function (words of a unit) → eight words of signed bytes, in order."""
     unpack = fmt.unpack
@@ -326,6 +331,7 @@ def weights_of(fmt):
     return weights
 
 
+@cache
 def fragment_words_of(fmt):
     """The lane function (array, units, unit, i) → four words of a unit, of which `fragment_of` makes a lane's fragment."""
     high_words, n_main = _high_words(fmt), fmt.n_main
@@ -344,6 +350,7 @@ def fragment_words_of(fmt):
     return words
 
 
+@cache
 def fragment_of(fmt):
     """The lane function (words, i) → words i and i + 4 of a unit's eight: a lane's part for tensor cores.
 
@@ -366,6 +373,7 @@ def fragment_of(fmt):
     return fragment
 
 
+@cache
 def floats_of(name):
     """The lane function (array, units, unit, i) → weights 8 i … 8 i + 7 of a unit, as float32, of a type of floats."""
     is_brain, float_of = name == "BF16", gpu.float_of

@@ -14,7 +14,7 @@ least ones.
 value to 2^14; a maximum has no order. A value is the half nearest to it times that power.
 """
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -246,6 +246,7 @@ def _joined(planes: list[object]) -> object:
     return lane(lambda w, at: before(w, at) + last(w, at))
 
 
+@cache
 def read_of(fmt: Format) -> object:
     """The lane function (words, `places_of` a step) → words of a lane's weights, of high bits, of numbers."""
     n_lane, n_quad = (4, 0) if fmt.is_float else (fmt.n_main // 4, fmt.n_main % 4)
@@ -264,6 +265,7 @@ def read_of(fmt: Format) -> object:
     return lane(lambda w, at: (main(w, at), high(w, at), numbers(w, at)))
 
 
+@cache
 def _integers(fmt: Format) -> object:
     """The lane function (two words of weights, two of high bits, i) → four words of two integers less the offset."""
     unpack, is_nibbles, is_signed = fmt.unpack, fmt.unpack is _NIBBLES, fmt.name in _SIGNED
@@ -346,6 +348,7 @@ def _unit_of(fmt: Format, k: int) -> object:
     return unit
 
 
+@cache
 def weights_of(fmt: Format) -> object:
     """The lane function (words of a lane, lane) → its operands of a step's four instructions, four words each."""
     first, second, third, fourth = map(partial(_unit_of, fmt), range(4))

@@ -12,7 +12,15 @@ from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine, token_at
-from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs, add_cuts, bring_near_of, sums_of_cut_of
+from augury.backends.numba_cuda.kernels.sums import (
+    AHEAD,
+    TILES,
+    MatrixArgs,
+    SourceArgs,
+    add_cuts,
+    bring_near_of,
+    sums_of_cut_of,
+)
 
 MOST_ROUTED = 4  # tokens of a tile whose rows are wherever routes say: of more, places would take too many registers
 MOST_CUTS = 8
@@ -88,7 +96,7 @@ def list_rows(rows, n_tokens, inputs, which, n_most, per_token, t, n):
 
 def multiply_tile_of(fmt, n_tokens):
     """The function that makes `sums` the products of a warp's tile of rows, and returns the tile; -1 for another cut's warp."""
-    sums_of_cut = sums_of_cut_of(fmt, n_tokens)
+    sums_of_cut = sums_of_cut_of(fmt, n_tokens, AHEAD[n_tokens])
 
     @together
     def multiply_tile(w, block, matrix, x, rows, staged, sums):
@@ -212,7 +220,7 @@ MOST_REGISTERS = {4: 112, 8: 112}  # by tokens: so that 16 warps have room, wher
 
 
 def _multiply_two(fmt, other, n_tokens):
-    sums_of_one, sums_of_other = sums_of_cut_of(fmt, n_tokens), sums_of_cut_of(other, n_tokens)
+    sums_of_one, sums_of_other = (sums_of_cut_of(each, n_tokens, AHEAD[n_tokens]) for each in (fmt, other))
     bring_one_near, bring_other_near, n_staged = bring_near_of(fmt), bring_near_of(other), MOST_STAGED * n_tokens
     name, most_registers = f"multiply_{fmt.name}_{other.name}_{n_tokens}", MOST_REGISTERS.get(n_tokens)
 

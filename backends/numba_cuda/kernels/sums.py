@@ -27,6 +27,7 @@ TILES = (1, 2, 4, 8)  # tokens that share one reading of the weights
 AHEAD = {n: max(1, 2 // n) for n in TILES}  # units that a lane asks for before it multiplies, by tokens
 
 
+@cache
 def add_unit_of(fmt, offset):
     """The lane function that adds a unit's products, of its whole numbers: the order of additions of quantised types.
 
@@ -51,6 +52,7 @@ def add_unit_of(fmt, offset):
     return add_unit
 
 
+@cache
 def bring_near_of(fmt):
     """The function (W, first, n) that has n tiles of rows brought nearer, while the launch before still goes on.
 
@@ -179,9 +181,9 @@ def sums_of(fmt, n_tokens, n_ahead):
 
 
 @cache
-def sums_of_cut_of(fmt, n_tokens, n_ahead=None):
+def sums_of_cut_of(fmt, n_tokens, n_ahead):
     """The lane function that sets `sums` to a warp's cut of a tile of rows; it does nothing without such rows."""
-    add_slice = sums_of(fmt, n_tokens, 1 if fmt.is_float else n_ahead or AHEAD[n_tokens])
+    add_slice = sums_of(fmt, n_tokens, 1 if fmt.is_float else n_ahead)
 
     @lane
     def sums_of_cut(of, tile, cut, n_cuts, matrix, x, rows, i, sums):
