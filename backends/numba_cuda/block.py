@@ -17,7 +17,7 @@ from augury.backends.numba_cuda.operations.emitter import OperationEmitter, Scop
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.recurrence import GateEmitter, RecurEmitter
 from augury.backends.numba_cuda.operations.rewrites import REWRITES, ReadEmbedded
-from augury.backends.numba_cuda.rows import DeviceRows, Operand
+from augury.backends.numba_cuda.products import DeviceRows, Operand
 from augury.backends.numba_cuda.slot_memory import Cache, State
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Block, Linear

@@ -9,7 +9,7 @@ import numpy as np
 from augury.backends.numba import lowering
 from augury.backends.numba.lowering import PartEmitters, Parts, PlanEmitters, largest
 from augury.backends.numba.passes import LastVocabularies
-from augury.backends.numba_cuda import choosing
+from augury.backends.numba_cuda import passes
 from augury.backends.numba_cuda.block import BlockEmitter, FirstProducts, columns_of, multiply_first
 from augury.backends.numba_cuda.device import Device, Launch, Pointer, Program
 from augury.backends.numba_cuda.kernels.dialect import Kernel
@@ -17,8 +17,7 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, SIZE
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.layout import EMBEDDED, HIDDEN
 from augury.backends.numba_cuda.operations.rows import SCALES
-from augury.backends.numba_cuda.products import SPLIT_BUFFERS
-from augury.backends.numba_cuda.rows import DeviceRows
+from augury.backends.numba_cuda.products import SPLIT_BUFFERS, DeviceRows
 from augury.backends.numba_cuda.tape import Size, Tape, splits_of
 from augury.backends.numba_cuda.weights import Weights
 from augury.blocks import AllStreams, Connection, Linear, ModelPlan, Norm, Output
@@ -86,7 +85,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
         sizes = [*(size_of(n, self.state_spec.n_ctx - 1) for n in PASS_SIZES), size_of(1, 0)]  # few splits may have others
         tapes = [self.steps(size, parts) for size in sizes for parts in self.every_part()]
         steps = [*(step for tape in tapes for step in tape.steps), *self.moving(self.inputs, 0)]
-        return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *choosing.KERNELS, follow]))
+        return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *passes.KERNELS, follow]))
 
     def program(self, size: Size, parts: Parts, staged: np.ndarray, fetched: np.ndarray) -> Program:
         """A program for passes of a size.

@@ -10,14 +10,13 @@ from attrs import evolve
 
 from augury.backends.numba.lowering import Parts
 from augury.backends.numba.passes import passes
-from augury.backends.numba_cuda.choosing import Logits, RowReader
 from augury.backends.numba_cuda.device import Copy, Device, Pointer, Program
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, size_of
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.operations.rows import SCALES
-from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
+from augury.backends.numba_cuda.passes import DevicePass, GatheredPass, Logits, RowReader
 from augury.backends.numba_cuda.slot_memory import SequenceUpdates
 from augury.backends.numba_cuda.tape import Size
 from augury.batch import Batch, Tree, check_batch

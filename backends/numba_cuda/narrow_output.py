@@ -11,7 +11,7 @@ from augury.backends.numba.passes import groups_of, tokens_of
 from augury.backends.numba_cuda.device import Copy, Device, Region
 from augury.backends.numba_cuda.kernels.formats import TILE
 from augury.backends.numba_cuda.kernels.halves import HEADER, slices_of, step_words
-from augury.backends.numba_cuda.repack_halves import n_words_of
+from augury.backends.numba_cuda.repack import n_words_of
 from augury.backends.numba_cuda.weights import PURPOSE, Matrix
 
 _SHARE = 4  # of the first tiles are a quarter as many that hold other tokens: drafts know a sixteenth as many of these

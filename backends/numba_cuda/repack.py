@@ -1,19 +1,27 @@
-"""A tensor's blocks, as GGUF has them, → the planes that kernels read, see `kernels/formats`; exact."""
+"""A tensor's blocks, as GGUF has them, → words that kernels read: planes of tiles, see `kernels.formats`, or steps of halves.
+
+Planes are exact; `kernels.halves` says what is rounded to halves.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT
+from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT, Format
+from augury.backends.numba_cuda.kernels.halves import GROUP, HEADER, MATRIX_ROWS, STEP, n_numbers, step_words
 from augury.errors import UnsupportedError
 from augury.files.tensor_type import TensorType
 
-MOST_WORDS = 1 << 32  # of a quantised type, which kernels count in 32 bits
-PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that intermediate values stay in a core's cache
+MOST_WORDS = 1 << 32  # of a quantised type or of halves, which kernels count in 32 bits
+_PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that intermediate values stay in a core's cache
+_STEP_UNITS = STEP // UNIT
+_TOP = 15  # the largest weight becomes less than two to this
+_LARGEST = {"Q8_0": 128, "IQ4_NL": 127, "IQ4_XS": 127, "MXFP4": 12}  # integers; of others all of their bits may be set
 
 
 @frozen(eq=False)
@@ -46,25 +54,34 @@ def repack(kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int, threads
     rows, fmt = data.reshape(n_rows, -1), FORMATS[kind.name]
     n = n_units(n_rows, n_cols)
     n_words = fmt.n_words(n)
-    if n_words > MOST_WORDS and not fmt.is_float:
-        raise UnsupportedError(
-            f"a matrix of {n_rows} x {n_cols} {kind.name} weights takes {4 * n_words / 2**30:.1f} GiB; expected "
-            f"{4 * MOST_WORDS >> 30} GiB at most; take a file of fewer bits per weight, or --backend numba-cpu"
-        )
+    if not fmt.is_float:
+        _check_size(kind, n_rows, n_cols, n_words, "take a file of fewer bits per weight, or --backend numba-cpu")
     words = np.empty(n_words, np.uint32)
-    step = max(1, PART_BYTES // max(1, rows.shape[1] * TILE_ROWS)) * TILE_ROWS
-    starts = range(0, n_rows, step)
+    step = max(1, _PART_BYTES // max(1, rows.shape[1] * TILE_ROWS)) * TILE_ROWS
 
     def part(start: int) -> None:
         _repack_rows(kind, rows[start : start + step], n_cols, words, start, n)
 
-    if threads == 1 or len(starts) == 1:
-        for start in starts:
-            part(start)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(part, starts))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(part, range(0, n_rows, step)))
     return words
+
+
+def _check_size(kind: TensorType, n_rows: int, n_cols: int, n_words: int, advice: str) -> None:
+    if n_words > MOST_WORDS:
+        raise UnsupportedError(
+            f"a matrix of {n_rows} x {n_cols} {kind.name} weights takes {4 * n_words / 2**30:.1f} GiB; expected "
+            f"{4 * MOST_WORDS >> 30} GiB at most; {advice}"
+        )
+
+
+def _padded(values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Values (rows, columns, …) with zeros below and beside them."""
+    if values.shape[:2] == shape:
+        return values
+    full = np.zeros((*shape, *values.shape[2:]), values.dtype)
+    full[: values.shape[0], : values.shape[1]] = values
+    return full
 
 
 def _repack_rows(kind: TensorType, rows: np.ndarray, n_cols: int, words: np.ndarray, start: int, n: int) -> None:
@@ -82,18 +99,15 @@ def _repack_rows(kind: TensorType, rows: np.ndarray, n_cols: int, words: np.ndar
     def put(to: np.ndarray, at: int, values: np.ndarray, per: int = 1) -> int:
         """Write the words of units (rows * columns, m), or `per` of a row together, in the order of tiles; returns the end."""
         wide = values.shape[1]
-        full = values.reshape(n_rows, -1, wide)
         padded = (n_tiles[0] * TILE_ROWS, n_tiles[1] * TILE_UNITS // per)
-        if full.shape[:2] != padded:
-            full = np.zeros((*padded, wide), values.dtype)
-            full[:n_rows, : len(values) // n_rows] = values.reshape(n_rows, -1, wide)
+        full = _padded(values.reshape(n_rows, -1, wide), padded)
         tiles = full.reshape(n_tiles[0], TILE_ROWS, n_tiles[1], -1, wide).transpose(0, 2, 3, 1, 4)
         first = at + wide * start * padded[1]
         to[first : first + tiles.size].reshape(tiles.shape)[...] = tiles
         return at + wide * (n // per)
 
     at, halves = 0, words.view(np.uint16)
-    for plane in planes_of(fmt.n_main, fmt.n_high, units.weights):
+    for plane in _planes_of(fmt.n_main, fmt.n_high, units.weights):
         at = put(words, at, plane)
     at *= 2
     if units.scales is not None:
@@ -103,7 +117,7 @@ def _repack_rows(kind: TensorType, rows: np.ndarray, n_cols: int, words: np.ndar
     halves[at:] = 0
 
 
-def planes_of(n_main: int, n_high: int, weights: np.ndarray) -> list[np.ndarray]:
+def _planes_of(n_main: int, n_high: int, weights: np.ndarray) -> list[np.ndarray]:
     """Weights (n, 32) as planes of four words, or of two, per unit, and one of their higher bits."""
     n = len(weights)
     if n_main >= 8:
@@ -222,3 +236,109 @@ READERS: dict[str, Callable[[np.ndarray], Units]] = {
     "MXFP4": _mxfp4,
 }
 """The function that reads the blocks of a type, (n, block_bytes) uint8."""
+
+
+# Steps of halves
+
+
+def n_words_of(fmt: Format, n_rows: int, n_cols: int) -> int:
+    """Words of a matrix."""
+    return HEADER + -(-n_rows // MATRIX_ROWS) * -(-n_cols // STEP) * step_words(fmt)
+
+
+def repack_halves(kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int, threads: int = 1) -> np.ndarray:
+    """The words (w,) uint32 of a matrix as steps of halves; arguments and errors are those of `repack`."""
+    rows, fmt = data.reshape(n_rows, -1), FORMATS[kind.name]
+    n_words, n_steps = n_words_of(fmt, n_rows, n_cols), -(-n_cols // STEP)
+    _check_size(kind, n_rows, n_cols, n_words, "take option products=bytes")
+    words = np.zeros(n_words, np.uint32)
+    steps = words[HEADER:].reshape(-1, n_steps, step_words(fmt))
+    n_halves = 0 if fmt.is_float else n_numbers(fmt)
+    numbers = np.zeros((len(steps), MATRIX_ROWS, n_steps * _STEP_UNITS, n_halves), np.float32)
+    size = max(1, _PART_BYTES // max(1, rows.shape[1] * MATRIX_ROWS))  # of a part in tiles
+    starts, exponent = range(0, len(steps), size), 0
+    if fmt.is_float:
+        parts = (_floats(kind, rows[first * MATRIX_ROWS : (first + size) * MATRIX_ROWS]) for first in starts)
+        exponent = _TOP - _exponent_of(max(float(np.abs(each).max(initial=0)) for each in parts))
+
+    def part(first: int) -> None:
+        tiles, some = steps[first : first + size], rows[first * MATRIX_ROWS : (first + size) * MATRIX_ROWS]
+        if fmt.is_float:
+            halves = np.ldexp(_floats(kind, some), exponent).astype(np.float16)
+            _put_halves(tiles, _padded(halves, (len(tiles) * MATRIX_ROWS, n_steps * STEP)))
+            return
+        units = READERS[kind.name](some.reshape(-1, kind.block_bytes))
+        at, shape = 0, (len(some), -1)
+        for plane in _planes_of(fmt.n_main, fmt.n_high, units.weights):
+            at = _put(tiles, at, plane.reshape(*shape, plane.shape[-1]), by_lane=plane.shape[-1] == 4)
+        found = _numbers(fmt, units).reshape(*shape, n_halves)
+        to = numbers[first : first + size].reshape(-1, *numbers.shape[2:])
+        to[: len(found), : found.shape[1]] = found
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(part, starts))
+    if not fmt.is_float:
+        exponent = _TOP - _exponent_of(_largest(fmt, numbers))
+        halves = np.ldexp(numbers, exponent, out=numbers).astype(np.float16)
+        n_pair = min(n_halves, 2)
+        of_steps = halves.reshape(len(steps), 2, GROUP, n_steps, _STEP_UNITS, -1, n_pair).transpose(0, 3, 5, 2, 1, 4, 6)
+        steps.view(np.float16)[..., -MATRIX_ROWS * _STEP_UNITS * n_halves :] = of_steps.reshape(len(steps), n_steps, -1)
+    words[:1] = np.ldexp(np.float32(1), -exponent).view(np.uint32)
+    return words
+
+
+def _exponent_of(largest: float) -> int:
+    """The exponent of the power of two above a number, of 0 and of what is not finite 0; so that its inverse is a float32."""
+    return min(max(math.frexp(largest)[1], -100), 100) if math.isfinite(largest) else 0
+
+
+def _floats(kind: TensorType, rows: np.ndarray) -> np.ndarray:
+    """Rows of F16 or BF16 as float32."""
+    if kind is TensorType.F16:
+        return rows.view(np.float16).astype(np.float32)
+    return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _largest(fmt: Format, numbers: np.ndarray) -> float:
+    """No weight is larger than this; numbers (..., scales with their least ones)."""
+    most = max(fmt.offset, _LARGEST.get(fmt.name, (1 << fmt.n_main + fmt.n_high) - 1 - fmt.offset))
+    by = np.abs(numbers.reshape(-1, 1 + fmt.has_least) if fmt.has_least else numbers.reshape(-1, 1)).max(axis=0, initial=0)
+    return float(most * by[0] + (by[1] if fmt.has_least else 0))
+
+
+def _put(tiles: np.ndarray, at: int, plane: np.ndarray, *, by_lane: bool) -> int:
+    """Write a plane (rows, units, m) of words: four are a word each of four lanes, others are of all; returns the end."""
+    n_tiles, n_steps, _ = tiles.shape
+    full = _padded(plane, (n_tiles * MATRIX_ROWS, n_steps * _STEP_UNITS)).reshape(n_tiles, 2, GROUP, n_steps, _STEP_UNITS, -1)
+    order = (0, 3, 2, 5, 1, 4) if by_lane else (0, 3, 5, 2, 1, 4)
+    words = full.transpose(order).reshape(n_tiles, n_steps, -1)
+    tiles[:, :, at : at + words.shape[2]] = words
+    return at + words.shape[2]
+
+
+def _put_halves(tiles: np.ndarray, halves: np.ndarray) -> None:
+    """Write halves (rows, columns) in whole steps."""
+    n_tiles, n_steps, _ = tiles.shape
+    # of a unit: half, lane, one of a pair, pair
+    full = halves.reshape(n_tiles, 2, GROUP, n_steps, _STEP_UNITS, 2, 4, 2, 2).transpose(0, 3, 5, 8, 2, 6, 1, 4, 7)
+    tiles.view(np.float16).reshape(-1)[...] = full.reshape(-1)
+
+
+def _numbers(fmt: Format, units: Units) -> np.ndarray:
+    """Scales, each with its least one if there are such, (n, `n_numbers`) float32."""
+    assert units.factors is not None
+    if fmt.name == "MXFP4":
+        factors = (units.factors.astype(np.uint32) << 16).view(np.float32)
+    else:
+        factors = units.factors.view(np.float16).astype(np.float32)
+    if units.scales is None:
+        return factors
+    factors = factors.repeat(8, axis=0)
+    if not fmt.has_least:
+        scales = units.scales.view(np.int8).astype(np.float32)
+        return factors * (scales if fmt.has_two_scales else scales[:, :1])
+    factor, least = factors[:, :1], -factors[:, 1:]
+    if not fmt.has_two_scales:
+        return np.concatenate([factor * (units.scales & 255), least * (units.scales >> 8)], axis=1).astype(np.float32)
+    parts = [(units.scales >> shift & 15) * by for shift, by in ((0, factor), (8, least), (4, factor), (12, least))]
+    return np.concatenate(parts, axis=1).astype(np.float32)

@@ -16,21 +16,25 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, Kernel
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.halves import norm_halves, slices_of
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_ROWS, MAX_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
+from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, OF_OUTPUT, OF_TOKENS, STORE
 from augury.backends.numba_cuda.kernels.norm import NormedArgs, PartArgs, blend_rows, norm_parts, norm_rows
 from augury.backends.numba_cuda.kernels.routes import CombineArgs, combine_rows
 from augury.backends.numba_cuda.kernels.splits import SPLIT
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.products import (
     WARPS,
+    DeviceRows,
+    Operand,
+    Tiles,
+    halves_bytes,
     launch_of,
     launch_of_gated,
     launch_of_halving,
     launch_of_two,
     stream_tile,
     tile_of,
+    units_of,
 )
-from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, halves_bytes, units_of
 from augury.backends.numba_cuda.weights import Matrix, Weights
 from augury.blocks import Activation, GateKind, Linear, Matrices, Norm
 from augury.lowering import Value
@@ -302,15 +306,24 @@ class Tape:
         self.multiply_matrices(x, found, to, adds=adds)
 
     def multiply_matrices(
-        self, x: Operand, matrices: Sequence[tuple[Matrix, int]], to: DeviceRows, *, adds: bool = False, is_output: bool = False
+        self,
+        x: Operand,
+        matrices: Sequence[tuple[Matrix, int]],
+        to: DeviceRows,
+        tiles: Tiles | None = None,
+        *,
+        adds: bool = False,
+        is_output: bool = False,
     ) -> None:
-        """Multiply rows by matrices, one after the other: of all tokens, or of tokens that have logits."""
-        which = OF_OUTPUT if is_output else OF_TOKENS
-        self._halve(x, [matrix for matrix, _ in matrices], is_output=is_output)
+        """Multiply rows by matrices, one after the other: of all tokens, of tokens that have logits, or of tiles."""
+        halved = next((matrix for matrix, _ in matrices if matrix.is_halved), None)
+        if halved is not None and not x.is_halved:
+            self.steps.append(launch_of_halving(halved, x, tiles or self._tiles(halved, is_output=is_output)))
         for matrix, column in matrices:
-            tiles = self._tiles(matrix, is_output=is_output)
-            more = {"parts": self.buffers["parts of products"], "counters": self.buffers["counters"]} if tiles.n_apart else None
-            self.steps.append(launch_of(matrix, x, to, column, tiles, ADD if adds else STORE, which, more))
+            rows, more = tiles or self._tiles(matrix, is_output=is_output), None
+            if tiles is None and rows.n_apart:
+                more = {"parts": self.buffers["parts of products"], "counters": self.buffers["counters"]}
+            self.steps.append(launch_of(matrix, x, to, column, rows, ADD if adds else STORE, more))
 
     def multiply_gated(
         self, x: Operand, parts: Sequence[Linear | Matrices], to: Operand, gate: Gate, tiles: Tiles | None = None
@@ -329,23 +342,17 @@ class Tape:
             found = self.weights.several([part for part in parts if isinstance(part, Matrices)])
         else:
             found = self.weights.products([(part, i * size) for i, part in enumerate(parts) if isinstance(part, Linear)])
-        matrix, which = found[0][0], OF_TOKENS if tiles is None else tiles.which
-        if (
-            len(found) != 1
-            or size % TILE_ROWS
-            or matrix.is_halved
-            or matrix.n_cuts > 1
-            or (tiles is not None and tiles.n_apart)
-        ):
-            return False
-        if tiles is None and matrix.n_rows * matrix.n_cols > _MOST_GATED:
+        matrix, _ = found[0]
+        if len(found) != 1 or size % TILE_ROWS or matrix.is_halved or matrix.n_cuts > 1:
             return False
         if tiles is None:
-            if self.size.n_tokens > FEW_TOKENS:  # whose units lie in another order
+            if matrix.n_rows * matrix.n_cols > _MOST_GATED or self.size.n_tokens > FEW_TOKENS:  # whose units lie otherwise
                 return False
             tiles = self._tiles(matrix)
+        if tiles.n_apart:
+            return False
         params = gate.arguments(has_up=len(parts) > 1)
-        self.steps.append(launch_of_gated(matrix, x, to.target, 0, tiles, which, params, len(parts)))
+        self.steps.append(launch_of_gated(matrix, x, to.target, 0, tiles, params, len(parts)))
         return True
 
     def multiply_heads(self, x: Operand, part: Matrices, to: Operand, tiles: Tiles) -> bool:
@@ -354,15 +361,12 @@ class Tape:
         if part.n_out % UNIT or matrix.is_halved or matrix.n_cuts > 1 or tiles.n > part.n or self.size.n_tokens > FEW_TOKENS:
             return False
         params, target = GateArgs(NOT_ACTIVATED, limit=math.inf), evolve(to, width=part.n_out).target
-        self.steps.append(launch_of_gated(matrix, x, target, part.n, tiles, OF_TILES, params))
+        self.steps.append(launch_of_gated(matrix, x, target, part.n, tiles, params))
         return True
 
     def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: DeviceRows, tiles: Tiles) -> None:
         """Multiply rows by matrices that their tiles choose, and store the products side by side."""
-        found = self.weights.several(parts)
-        self._halve(x, [matrix for matrix, _ in found], tiles)
-        for matrix, column in found:
-            self.steps.append(launch_of(matrix, x, to, column, tiles, STORE, tiles.which))
+        self.multiply_matrices(x, self.weights.several(parts), to, tiles)
 
     def multiply_combined(
         self, x: Operand, part: Matrices, rows: DeviceRows, tiles: Tiles, **combined: Pointer | float
@@ -376,21 +380,15 @@ class Tape:
             self.launch(combine_rows, grid, WARP * WARPS, routes=tiles.at, rows=rows.at, stride=rows.width, params=params)
             return
         more = {"combined": params, "counters": self.buffers["counters"]}
-        self.steps.append(launch_of(matrix, x, rows, column, tiles, COMBINED, OF_TILES, more))
-
-    def _halve(self, x: Operand, matrices: Sequence[Matrix], tiles: Tiles | None = None, *, is_output: bool = False) -> None:
-        """Write that halves are made of rows, or of those of tiles, if there are matrices that are multiplied with halves."""
-        halved = next((matrix for matrix in matrices if matrix.is_halved), None)
-        if halved is None or x.is_halved:
-            return
-        which = tiles.which if tiles is not None else OF_OUTPUT if is_output else OF_TOKENS
-        tiles = tiles or self._tiles(halved, is_output=is_output)
-        self.steps.append(launch_of_halving(halved, x, tiles, which))
+        self.steps.append(launch_of(matrix, x, rows, column, tiles, COMBINED, more))
 
     def _tiles(self, matrix: Matrix, *, is_output: bool = False) -> Tiles:
         """The rows of a pass, as many at once as share a reading of weights."""
-        n_rows = tile_of(matrix, self.size.n_tokens, is_output=is_output)
-        return Tiles(self.inputs, -(-(self.size.n_rows if is_output else self.size.n_tokens) // n_rows), n_rows)
+        n, size = (
+            self.size.n_rows if is_output else self.size.n_tokens,
+            tile_of(matrix, self.size.n_tokens, is_output=is_output),
+        )
+        return Tiles(self.inputs, -(-n // size), size, which=OF_OUTPUT if is_output else OF_TOKENS)
 
     def copy(self, source: Pointer, to: Pointer, n_bytes: int) -> None:
         """Copy bytes, of x once all was added to it."""

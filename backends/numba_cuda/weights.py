@@ -17,8 +17,7 @@ from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, HAS_SCALES, MOST
 from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, RMS, NormArgs
 from augury.backends.numba_cuda.kernels.stream import HALVED, HalvesArgs
 from augury.backends.numba_cuda.kernels.sums import MatrixArgs
-from augury.backends.numba_cuda.repack import n_units, repack
-from augury.backends.numba_cuda.repack_halves import n_words_of, repack_halves
+from augury.backends.numba_cuda.repack import n_units, n_words_of, repack, repack_halves
 from augury.blocks import Convolution, Integers, Linear, Matrices, ModelPlan, Norm, NormKind, RowSelection, Vector
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile

@@ -19,7 +19,6 @@ from oracles.models import ORACLES, expected, nmse, tiny_file
 from support.head_rig import rounds
 
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
-from augury.backends.numba_cuda.choosing import KERNELS
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.attention import ATTEND
 from augury.backends.numba_cuda.kernels.experts import route
@@ -34,6 +33,7 @@ from augury.backends.numba_cuda.kernels.routes import gather_rows
 from augury.backends.numba_cuda.kernels.stream import HALVED, MULTIPLY_HALVES, STREAM_TILES
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE, MATRIX_TILES, MULTIPLY_MATRIX
+from augury.backends.numba_cuda.passes import KERNELS
 from augury.batch import Batch
 from augury.devices import Placement
 from augury.engine.engine import Engine

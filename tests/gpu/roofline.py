@@ -128,7 +128,7 @@ def lowered(shape, *, as_halves=False):
     """The lowering of a random model in Q4_K_M, whose matrices have their sizes and no memory."""
     from oracles.cuda_launches import Counted, placed
 
-    from augury.backends.numba_cuda.repack_halves import n_words_of
+    from augury.backends.numba_cuda.repack import n_words_of
     from gpu.models import Q4_K_M, random_model
 
     class Sized(Counted):

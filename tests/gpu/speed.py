@@ -17,7 +17,6 @@ from oracles.cuda_products import PassedLogits
 
 from augury.backends.numba_cuda import probe
 from augury.backends.numba_cuda.aot import Compiler, all_kernels
-from augury.backends.numba_cuda.choosing import KERNELS, RowRequest
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels import inputs
@@ -26,6 +25,7 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, STORE
 from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
+from augury.backends.numba_cuda.passes import KERNELS, RowRequest
 from augury.backends.numba_cuda.repack import n_units
 from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
 from augury.engine.context import EngineContext

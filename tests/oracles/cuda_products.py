@@ -5,24 +5,21 @@ from __future__ import annotations
 import numpy as np
 from oracles.weights import FLOATS, dequantised, random_weights
 
-from augury.backends.numba_cuda.choosing import Logits, RowReader
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.experts import SOFTMAX, RouteArgs, route
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_ROWS, MAX_TOKENS, N_ROWS, SIZE, TOKENS
-from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MULTIPLY, OF_TILES, OF_TOKENS, STORE
+from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MULTIPLY, OF_TOKENS, STORE
 from augury.backends.numba_cuda.kernels.norm import RMS, NormArgs, NormedArgs, norm_rows
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.routes import PLACES, SECTIONS, gather_rows
 from augury.backends.numba_cuda.kernels.stream import HALVED
 from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArgs
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILE, MULTIPLY_MATRIX
-from augury.backends.numba_cuda.passes import DevicePass
-from augury.backends.numba_cuda.products import SPLIT_BUFFERS, launch_of, launch_of_halving, tile_of
-from augury.backends.numba_cuda.repack import n_units, repack
-from augury.backends.numba_cuda.repack_halves import repack_halves
-from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles
+from augury.backends.numba_cuda.passes import DevicePass, Logits, RowReader
+from augury.backends.numba_cuda.products import SPLIT_BUFFERS, DeviceRows, Operand, Tiles, launch_of, launch_of_halving, tile_of
+from augury.backends.numba_cuda.repack import n_units, repack, repack_halves
 from augury.backends.numba_cuda.weights import Matrix
 from augury.files.tensor_type import TensorType
 from augury.passes import ArrayPass
@@ -105,9 +102,9 @@ class Product:
         matrix = Matrix(self.fmt, at["halved"], self.n_rows, self.n_cols, 0.5, at["bias"], is_halved=True)
         places = (at[name] for name in ("floats", "bytes", "factors", "sums", "halves"))
         x, to, tile = Operand(*places, self.n_cols), DeviceRows(at["y"], self.n_rows), tile_of(matrix, n)
-        tiles = Tiles(at["inputs"], -(-n // tile), tile)
-        device.launch(launch_of_halving(matrix, x, tiles, OF_TOKENS))
-        device.launch(launch_of(matrix, x, to, 0, tiles, mode, OF_TOKENS))
+        tiles = Tiles(at["inputs"], -(-n // tile), tile, which=OF_TOKENS)
+        device.launch(launch_of_halving(matrix, x, tiles))
+        device.launch(launch_of(matrix, x, to, 0, tiles, mode))
         return self._read("y", (n, self.n_rows))
 
     def _read(self, name, shape, dtype=np.float32):
@@ -166,7 +163,7 @@ class ExpertProducts:
         given = {"n_most": self.n_most, "k": k, "n_apart": tiles.n_apart, "routes": at["routes"], "to": x.target, "x": at["x"]}
         device.launch(Launch.of(gather_rows, (width // 32, n * k), WARP, at["inputs"], **given))
         device.write(at["y"], self.y)
-        device.launch(launch_of(self.matrix, x, DeviceRows(at["y"], self.y.shape[1]), 0, tiles, STORE, OF_TILES))
+        device.launch(launch_of(self.matrix, x, DeviceRows(at["y"], self.y.shape[1]), 0, tiles))
         y, told = self.y.copy(), np.empty((SECTIONS, self.n_most), np.int32)
         device.read(at["y"], y)
         device.read(at["routes"], told)

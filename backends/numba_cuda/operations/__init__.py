@@ -8,7 +8,7 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.operations import attention, ends, experts, latent, recurrence, rows  # noqa: F401 - they register
 from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, launches
 from augury.backends.numba_cuda.operations.rows import activate, look_up
-from augury.backends.numba_cuda.rows import DeviceRows
+from augury.backends.numba_cuda.products import DeviceRows
 from augury.backends.numba_cuda.tape import Gate, Tape
 
 __all__ = [

@@ -20,8 +20,8 @@ from augury.backends.numba_cuda.kernels.fragments import ATTEND_THREADS, HEADS
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM, HeadsArgs, TurnArgs, prepare_heads
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.splits import SPLIT, MergeArgs
-from augury.backends.numba_cuda.operations.attention_rewrites import AttendGated
 from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.rewrites import AttendGated
 from augury.backends.numba_cuda.slot_memory import Cache
 from augury.backends.numba_cuda.tape import Tape, splits_of, splits_seen
 from augury.backends.numba_cuda.weights import Weights

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from augury.backends.numba_cuda.choosing import Logits
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.embed import read_tokens
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, POSITIONS, TOKENS
@@ -12,7 +11,8 @@ from augury.backends.numba_cuda.kernels.sample import cap_logits
 from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, launches
 from augury.backends.numba_cuda.operations.layout import INPUTS, Layout
 from augury.backends.numba_cuda.operations.rows import look_up
-from augury.backends.numba_cuda.rows import DeviceRows
+from augury.backends.numba_cuda.passes import Logits
+from augury.backends.numba_cuda.products import DeviceRows
 from augury.backends.numba_cuda.tape import Tape
 from augury.lowering import ComputeLogits, InitStreams, LookUp, ReadTokens, SetLayerInputs
 

@@ -19,8 +19,7 @@ from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmi
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts, MultiplyAndChoose, SharedExpert
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rows import activate, multiply, multiply_activated
-from augury.backends.numba_cuda.products import WARPS, tile_of
-from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, units_of
+from augury.backends.numba_cuda.products import WARPS, DeviceRows, Operand, Tiles, tile_of, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Gating
 from augury.errors import UnsupportedError

@@ -19,10 +19,9 @@ from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, M
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.operations.attention import FOREVER, choice_args, parts_bytes, shares_of, sharpened, turned
-from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents, MultiplyHeadsGated
 from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope
-from augury.backends.numba_cuda.products import WARPS
-from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles, units_of
+from augury.backends.numba_cuda.operations.rewrites import AttendLatents, MultiplyHeadsGated
+from augury.backends.numba_cuda.products import WARPS, DeviceRows, Operand, Tiles, units_of
 from augury.backends.numba_cuda.tape import Tape, splits_of, warps_of
 from augury.blocks import Matrices
 from augury.errors import UnsupportedError

@@ -10,10 +10,9 @@ from attrs import evolve
 from augury import lowering as op
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
-from augury.backends.numba_cuda.operations.attention_rewrites import AttendLatents
 from augury.backends.numba_cuda.operations.expert_rewrites import ChooseExperts
-from augury.backends.numba_cuda.operations.rewrites import GIVEN, ActivateAndDecay, NormalizeParts, made_apart
-from augury.backends.numba_cuda.rows import DeviceRows, Operand, units_of
+from augury.backends.numba_cuda.operations.rewrites import GIVEN, ActivateAndDecay, AttendLatents, NormalizeParts, made_apart
+from augury.backends.numba_cuda.products import DeviceRows, Operand, units_of
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Linear, Matrices
 from augury.lowering import Operation, Value

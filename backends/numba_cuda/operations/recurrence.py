@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.kernels.recurrent_ends import DecayArgs, FedArgs
 from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope, launches
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import ActivateAndDecay, ConvolveAndDecay, ScaleAndDecay
-from augury.backends.numba_cuda.rows import DeviceRows
+from augury.backends.numba_cuda.products import DeviceRows
 from augury.backends.numba_cuda.slot_memory import State
 from augury.backends.numba_cuda.tape import Tape
 from augury.blocks import Activation, GateKind, Vector

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 
-from attrs import evolve, frozen
+from attrs import asdict, evolve, field, frozen
 
 from augury import lowering as op
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.operations import expert_rewrites
-from augury.backends.numba_cuda.operations.attention_rewrites import gated, of_latents, separated
-from augury.backends.numba_cuda.rows import units_of
-from augury.blocks import Activation, GateKind, Norm, Vector
+from augury.backends.numba_cuda.products import units_of
+from augury.blocks import Activation, GateKind, Matrices, Norm, Vector
+from augury.errors import UnsupportedError
 from augury.lowering import Operation, Value
 from augury.lowering.rewrites import (
     ACTIVATE_PRODUCTS,
@@ -42,6 +42,34 @@ class JoinNormalized(Operation):
 
     x: tuple[Value, ...]
     norms: tuple[Norm | None, ...]
+    out: Value
+
+
+@frozen(eq=False)
+class AttendGated(op.Attend):
+    """Attention whose values are multiplied by activation(gates), one of which is of several neighbouring values."""
+
+    gates: Value = field(kw_only=True)
+    kind: GateKind = field(kw_only=True)
+
+
+@frozen(eq=False)
+class MultiplyHeadsGated(op.MultiplyHeads):
+    """Products of heads that are multiplied by sigmoid(gates)."""
+
+    gates: Value = field(kw_only=True)
+
+
+@frozen(eq=False)
+class AttendLatents(Operation):
+    """Attention to latents, whose kernel turns queries itself, and writes rows head by head, as heads' matrices read them."""
+
+    attend: op.Attend
+    prepare: op.PrepareLatents
+    values: Matrices
+    queries: Value  # as they were before they were prepared
+    absorbed: Value
+    choice: Value | None
     out: Value
 
 
@@ -186,6 +214,52 @@ def _norms(group: Sequence[op.Normalize], multiplied: Container[Value]) -> Seque
     return [NormalizeParts((*apart, *(each for each in group if each not in apart)))]
 
 
+# Attention
+
+
+def _with_gate(uses: Uses, made: op.Attend | op.MultiplyHeads, gate: op.Gate) -> Iterable[Operation] | None:
+    """The mix of attention, or products of heads, with the gate that alone reads them."""
+    if made.out is not gate.y or uses.readers[gate.y] != [gate] or (gate.norm, gate.skip) != (None, None):
+        return None
+    given = asdict(made, recurse=False) | {"out": gate.out, "gates": gate.gates}
+    if isinstance(made, op.Attend):
+        return (AttendGated(**given, kind=gate.activation),) if isinstance(gate.activation, GateKind) else None
+    return (MultiplyHeadsGated(**given),) if gate.activation is GateKind.SIGMOID else None
+
+
+def _of_latents(uses: Uses, attend: op.Attend) -> Iterable[Operation] | None:
+    """Attention to latents, which asks by queries that are prepared for it."""
+    prepare = uses.makers.get(attend.queries)
+    if not isinstance(prepare, op.PrepareLatents):
+        return None
+    match uses.readers[prepare.out], uses.readers[attend.out]:
+        case [op.Attend()], [op.MultiplyHeads(x=attend.out, matrices=matrices)]:
+            return (AttendLatents(attend, prepare, matrices, prepare.queries, prepare.out, attend.choice, attend.out),)
+    raise UnsupportedError("latents that are mixed and not multiplied by heads' matrices; use backend reference")
+
+
+def _separated(_: Uses, heads: op.PrepareHeads) -> Iterable[Operation] | None:
+    """Heads one after another."""
+    if _are_prepared_at_once(heads):
+        return None
+    each = zip(heads.x, heads.dims, heads.steps, heads.caches, heads.out, strict=True)
+    made = [op.PrepareHeads((x,), (dim,), (steps,), (cache,), heads.source, (out,)) for x, dim, steps, cache, out in each]
+    if not all(map(_are_prepared_at_once, made)):
+        raise UnsupportedError("heads that are kept, and multiplied by a temperature; use backend reference")
+    return made
+
+
+def _are_prepared_at_once(heads: op.PrepareHeads) -> bool:
+    """Whether heads are queries, keys and values, of which the first two are turned alike, or the last of these."""
+    n_queries = int(heads.caches[0] is None)
+    turned, values, kept = heads.steps[: 1 + n_queries], heads.steps[1 + n_queries :], heads.steps[n_queries:]
+    counts = {x.width // dim for x, dim in zip(heads.x[n_queries:], heads.dims[n_queries:], strict=True)}
+    alike = ({each.clamp for each in heads.steps}, {(each.rope, each.is_rope_first, each.lag) for each in turned})
+    sizes = ({*heads.dims[: 1 + n_queries]}, counts)
+    is_alike = len(values) < 2 and all(len(each) < 2 for each in (*alike, *sizes))
+    return is_alike and not any(each.rope for each in values) and not any(each.temperature for each in kept)
+
+
 # Recurrences
 
 
@@ -254,9 +328,11 @@ REWRITES = (
     Rewrite((op.Normalize,), _unread, "which leaves norms that nothing reads"),
     ACTIVATE_PRODUCTS,
     Rewrite(
-        (op.Attend | op.MultiplyHeads, op.Gate), gated, "splits are merged, and heads put side by side, in a launch already"
+        (op.Attend | op.MultiplyHeads, op.Gate),
+        _with_gate,
+        "splits are merged, and heads put side by side, in a launch already",
     ),
-    Rewrite((op.Attend,), of_latents, "the kernel turns queries itself, and leaves heads' mixes as their matrices read them"),
+    Rewrite((op.Attend,), _of_latents, "the kernel turns queries itself, and leaves heads' mixes as their matrices read them"),
     Rewrite((), expert_rewrites.with_choices, "the choice weighs the shared expert: no launch more for its gate"),
     Rewrite(
         (op.AddWeighed, op.Add), expert_rewrites.separate_sums, "products and sums of experts add their rows to x themselves"
@@ -272,7 +348,7 @@ REWRITES = (
     Rewrite((op.Convolve,), _gated_twice, "the kernel gates twice or not at all"),
     Rewrite((op.Recur,), _gated, "the launch that gates keeps drafted tokens aside"),
     Rewrite((), _with_copies, "kernels read values apart or side by side; all rewrites that place values anew come before"),
-    Rewrite((op.PrepareHeads,), separated, "the kernel prepares queries, keys and values at once, that are turned alike"),
+    Rewrite((op.PrepareHeads,), _separated, "the kernel prepares queries, keys and values at once, that are turned alike"),
     Rewrite((), _with_joined_norms, "norms of products of one launch are one launch as well"),
     Rewrite((op.Multiply, expert_rewrites.ChooseExperts), _chosen, "the launch that makes logits chooses by them"),
     Rewrite((op.ScaleToLength, op.Decay | op.DecayByKey), _scaled, "decays are made in the launch before, in the same rows"),

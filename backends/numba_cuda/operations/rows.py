@@ -20,8 +20,7 @@ from augury.backends.numba_cuda.kernels.stream import EMBED_HALVES
 from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, launches
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
-from augury.backends.numba_cuda.products import WARPS
-from augury.backends.numba_cuda.rows import DeviceRows, Operand, units_of
+from augury.backends.numba_cuda.products import WARPS, DeviceRows, Operand, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Linear, Norm, Vector
 from augury.lowering import Activate, Add, AddStream, Constant, ConvolveBlock, Multiply, Normalize, ReadHidden, ReadInput

@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.kernels.matmul import ADD, OF_TOKENS
 from augury.backends.numba_cuda.kernels.norm import RMS, NormArgs, NormedArgs, norm_rows
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.stream import EMBED_HALVES, HALVED
-from augury.backends.numba_cuda.repack_halves import repack_halves
+from augury.backends.numba_cuda.repack import repack_halves
 from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of

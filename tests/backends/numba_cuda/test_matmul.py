@@ -11,13 +11,12 @@ from augury.backends.numba_cuda.device import CountingDevice, SimulatedDevice
 from augury.backends.numba_cuda.kernels import sums
 from augury.backends.numba_cuda.kernels.embed import LOOK_UP
 from augury.backends.numba_cuda.kernels.formats import FORMATS, unit_at
-from augury.backends.numba_cuda.kernels.matmul import ADD, OF_TOKENS, STORE
+from augury.backends.numba_cuda.kernels.matmul import ADD, OF_TOKENS
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES
 from augury.backends.numba_cuda.narrow_output import _parts
-from augury.backends.numba_cuda.products import launch_of, launch_of_two, tile_of
+from augury.backends.numba_cuda.products import DeviceRows, Operand, Tiles, launch_of, launch_of_two, tile_of
 from augury.backends.numba_cuda.repack import n_units, repack
-from augury.backends.numba_cuda.rows import DeviceRows, Operand, Tiles
 from augury.backends.numba_cuda.weights import Matrix
 from augury.errors import UnsupportedError
 from augury.files.tensor_type import TensorType
@@ -40,7 +39,7 @@ def columns_of(name):
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_planes_hold_the_weights_of_the_file(name, monkeypatch):
     data, right = random_matrix(np.random.default_rng(3), TensorType[name], N_ROWS, columns_of(name))
-    monkeypatch.setattr(repack_module, "PART_BYTES", 1)  # four rows at a time, by two threads
+    monkeypatch.setattr(repack_module, "_PART_BYTES", 1)  # four rows at a time, by two threads
     words, n, out = (
         repack(TensorType[name], data.reshape(-1), *right.shape, threads=2),
         n_units(*right.shape),
@@ -106,7 +105,7 @@ def test_a_cut_matrix_gives_the_same_bits_whichever_kernel_multiplies():
 def test_cuts_have_blocks_of_their_own_where_blocks_are_few():
     at, more = CountingDevice().allocate(0, ""), {"parts": None, "counters": None}
     matrix, x, to = Matrix(FORMATS["Q6_K"], at, 1536, 8960, 1.0, None), DeviceRows(at, 8960).operand, DeviceRows(at, 1536)
-    grids = [launch_of(matrix, x, to, 0, Tiles(at, n, 16), STORE, OF_TOKENS, more).grid for n in (1, 2)]
+    grids = [launch_of(matrix, x, to, 0, Tiles(at, n, 16, which=OF_TOKENS), more=more).grid for n in (1, 2)]
     assert grids == [(96, 1, 8), (96, 2, 1)]
 
 
@@ -131,8 +130,8 @@ def test_two_matrices_of_different_types_in_one_launch_give_the_bits_of_two(n_to
         return y
 
     tile = tile_of(matrices[0], n_tokens)
-    tiles = Tiles(one.at["inputs"], -(-n_tokens // tile), tile)
-    right = found(launch_of(matrix, x, to, column, tiles, STORE, OF_TOKENS) for matrix, column in products)
+    tiles = Tiles(one.at["inputs"], -(-n_tokens // tile), tile, which=OF_TOKENS)
+    right = found(launch_of(matrix, x, to, column, tiles) for matrix, column in products)
     assert np.array_equal(found([launch_of_two(one.at["inputs"], n_tokens, x, products, to)]), right)
     assert np.count_nonzero(right) == 2 * N_ROWS * n_tokens
     assert launch_of_two(one.at["inputs"], n_tokens, x, products[::-1], to) is None, "types have an order"

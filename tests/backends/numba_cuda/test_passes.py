@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from oracles.cuda_products import PassedLogits
 
-from augury.backends.numba_cuda.choosing import RowRequest
 from augury.backends.numba_cuda.device import SimulatedDevice
+from augury.backends.numba_cuda.passes import RowRequest
 from augury.passes import ArrayPass
 
 RNG = np.random.default_rng(6)
