@@ -50,3 +50,10 @@ class NaiveRecycle:
         for rank in others:
             last = self.successors[last][rank]
             yield last
+
+
+def row_of(of_pair, own, n):
+    """The successors of a token, each with what tells it: those of it and the token before it, then its own ones."""
+    first = [("pair", place, token) for place, token in enumerate(token for token in of_pair if token >= 0)][:n]
+    known = {token for *_, token in first}
+    return [*first, *(("own", rank, token) for rank, token in enumerate(own) if token not in known)][:n]
