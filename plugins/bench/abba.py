@@ -114,15 +114,7 @@ def compare_passes(
     probe: Callable[[], float | None] = lambda: None,
     progress: Progress | None = None,
 ) -> list[PairedTiming]:
-    """Run every measurement with both, `n_pairs` times.
-
-    Args:
-        ours: The runner whose speed is over the fraction bar.
-        theirs: The other one.
-        measurements: In any order.
-        n_pairs: The number of pairs of turns, for each measurement.
-        probe: Called before each pair, for the nanoseconds of a round trip between cores.
-        progress: Called with how many turns of both are done.
+    """Run every measurement with both, `n_pairs` times; `probe` gives nanoseconds of a round trip between cores before each.
 
     Returns:
         In the order of `measurements`, without repetitions where one was asked for twice.
@@ -163,17 +155,10 @@ def compare_answers(
     is_fresh: bool,
     probe: Callable[[], float | None] = lambda: None,
 ) -> list[AnswerPairs]:
-    """Let both answer every prompt, so often that each category has at least `n_pairs` pairs.
+    """Let both answer every prompt, so often that each category has at least `n_pairs` pairs; by category, in their order.
 
-    Args:
-        prompts: With ids and categories. Both programs get the same token ids and generate as many tokens.
-        sides: Starts both programs, ours and theirs.
-        n_pairs: The number of pairs of each category.
-        is_fresh: Start both anew for every pair, so that drafters forget a prompt before the next.
-        probe: Called before each pair, for the nanoseconds of a round trip between cores.
-
-    Returns:
-        By category, in the order of the prompts.
+    `sides` starts both programs, ours and theirs; if `is_fresh` anew for every pair, so that drafters forget a prompt before
+    the next. `probe` is as above.
     """
     groups: dict[str, list[Prompt]] = {}
     for prompt in prompts:

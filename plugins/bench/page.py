@@ -13,7 +13,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from augury.plugins.bench.pair_stats import DrafterResult, PairStats, stall_lines
-from augury.plugins.bench.reliability import TOGETHER, Reliability, Tally
+from augury.plugins.bench.paired_runs import TOGETHER, Reliability, Tally
 from augury.types import Result
 
 # On white and on black. The first four stay unlike with each kind of colour blindness; none stands without a letter or a name.
@@ -77,7 +77,6 @@ def _colours(results: Sequence[DrafterResult]) -> list[dict[str, int]]:
 
 
 def _speedups(results: Sequence[DrafterResult], drafters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The chart of speed-ups: groups of rows, a group for each category and a row for each drafter, and a scale for all."""
     found = [each.by_category for each in results]
     ends = [
         1.0,

@@ -12,8 +12,7 @@ from attrs import Factory, frozen
 from augury.cli import align_rows, fold
 from augury.errors import OptionError
 from augury.plugins.bench.abba import median_interval
-from augury.plugins.bench.paired_runs import Pair
-from augury.plugins.bench.reliability import Reliability
+from augury.plugins.bench.paired_runs import Pair, Reliability
 
 _COUNTS = {  # fields that are summed, by their names in JSON
     "tokens": "n_emitted",
@@ -28,35 +27,23 @@ _BY_POSITION = ("offered_by_position", "accepted_by_position")
 
 @frozen
 class PairStats:
-    """Statistics of pairs of one drafter and plain decoding, over all prompts.
+    """Statistics of pairs of one drafter and plain decoding, over all prompts."""
 
-    Attributes:
-        speeds: Tokens per second of each pair, plain and drafted.
-        n_emitted: Tokens of all drafted runs, like the further counts.
-        offered_by_position: [i]: drafts that were verified as far as position i, in a tree as far as depth i.
-        accepted_by_position: [i]: those whose token i was accepted.
-        is_identical: Whether plain and drafted runs emitted the same tokens.
-        is_changed: Whether a drafter changed the output where it never may: synthetic acceptance does, and rejection of tokens
-            that are drawn.
-        synthetic: The chances by which drafts were accepted, where that was not the model's verdict.
-        n_repeated: Plain runs that stalled and were repeated.
-        n_stalled: Pairs without a speed, because the last repetition of the plain run stalled, too.
-        reliability: How true the chances of proposed tokens were, where a planner gave any.
-    """
-
-    speeds: tuple[tuple[float, float], ...] = ()
-    n_emitted: int = 0
+    speeds: tuple[tuple[float, float], ...] = ()  # tokens per second of each pair, plain and drafted
+    n_emitted: int = 0  # tokens of all drafted runs, like the further counts
     n_rounds: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
-    offered_by_position: tuple[int, ...] = ()
-    accepted_by_position: tuple[int, ...] = ()
-    is_identical: bool = True
-    is_changed: bool = False
-    synthetic: tuple[float, ...] = ()
-    n_repeated: int = 0
-    n_stalled: int = 0
-    reliability: Reliability = Factory(Reliability)
+    offered_by_position: tuple[
+        int, ...
+    ] = ()  # [i]: drafts that were verified as far as position i, in a tree as far as depth i
+    accepted_by_position: tuple[int, ...] = ()  # [i]: those whose token i was accepted
+    is_identical: bool = True  # whether plain and drafted runs emitted the same tokens
+    is_changed: bool = False  # whether they did not where they must: synthetic acceptance, and rejection of drawn tokens, may
+    synthetic: tuple[float, ...] = ()  # the chances by which drafts were accepted, where that was not the model's verdict
+    n_repeated: int = 0  # plain runs that stalled and were repeated
+    n_stalled: int = 0  # pairs without a speed, because the last repetition of the plain run stalled, too
+    reliability: Reliability = Factory(Reliability)  # how true the chances of proposed tokens were, where a planner gave any
 
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> PairStats:
@@ -146,11 +133,7 @@ class PairStats:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PairStats:
-        """Read the result of `as_json`, except `reliability`.
-
-        Raises:
-            OptionError: It is something else.
-        """
+        """Read the result of `as_json`, except `reliability`. Raises OptionError: it is something else."""
         try:
             known: dict[str, Any] = {name: int(found[key]) for key, name in _COUNTS.items()}
             known |= {name: tuple(int(n) for n in found[name]) for name in _BY_POSITION}

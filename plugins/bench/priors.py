@@ -115,7 +115,6 @@ def _read(path: str) -> Mapping[str, Any]:
 
 
 def _order(counts: BucketCounts) -> tuple[str, str, float]:
-    """By drafter, then by kind of bucket, then by its number."""
     (number,) = re.findall(r"[\d.]+", counts.bucket)[:1] or ["0"]
     return counts.drafter, counts.bucket.partition(" ")[0], float(number)
 

@@ -30,14 +30,9 @@ Key = tuple[str, ...]
 
 @frozen
 class SavedResults:
-    """Saved values, by subject, and the machine that they were measured on.
+    """Saved values by subject and name: "tok/s", and where drafters are compared "plain tok/s", "speed-up" and "acceptance"."""
 
-    Attributes:
-        facts: The machine and the model.
-        rows: Values by name: "tok/s", and where drafters are compared "plain tok/s", "speed-up" and "acceptance".
-    """
-
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # about the machine and the model
     rows: Mapping[Key, Mapping[str, float]] = Factory(dict)
 
     @property
@@ -47,11 +42,7 @@ class SavedResults:
 
     @classmethod
     def read(cls, path: str | Path) -> SavedResults:
-        """Read a file.
-
-        Raises:
-            AuguryError: It cannot be read, or holds something else.
-        """
+        """Read a file. Raises AuguryError: it cannot be read, or holds something else."""
         try:
             found = json.loads(read_text(path))
         except (ValueError, RecursionError) as error:

@@ -166,11 +166,7 @@ class ServerProcess:
         self._log.close()
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Ask for JSON.
-
-        Raises:
-            AuguryError: The server refuses, or does not answer.
-        """
+        """Ask for JSON. Raises AuguryError: the server refuses, or does not answer."""
         try:
             with _posted(f"{self.url}{path}", body) as answer:
                 return json.load(answer)
@@ -207,17 +203,7 @@ class ServerRunner(ServerProcess, Runner):
     """
 
     def __init__(self, program: Path, words: Sequence[object], tokens: np.ndarray, n_vocab: int) -> None:
-        """Nothing is started yet.
-
-        Args:
-            program: The path of a llama-server.
-            words: Its command line.
-            tokens: (n_ctx,) ids that prompts are made of.
-            n_vocab: Ids are below.
-
-        Raises:
-            AuguryError: There is no such program.
-        """
+        """Nothing is started yet; prompts are made of `tokens`, (n_ctx,) ids. Raises AuguryError: there is no such program."""
         if not program.is_file() or not os.access(program, os.X_OK):
             raise AuguryError(f"{program} is not a program; --vs takes the path of a llama-server")
         folder = str(program.resolve().parent)  # packaged builds keep their libraries beside the program
@@ -232,11 +218,7 @@ class ServerRunner(ServerProcess, Runner):
             self._ask(self._tokens[:depth], 1, may_reuse=True)
 
     def seconds(self, measurement: Measurement) -> float:
-        """Run a measurement once.
-
-        Raises:
-            AuguryError: The server died, or computed something else than it was asked for.
-        """
+        """Run a measurement once. Raises AuguryError: the server died, or computed something else than it was asked for."""
         depth = measurement.depth
         n_prompt, n_predict = (1, measurement.n + 1) if measurement.kind == "decode" else (measurement.n, 1)
         prompt = self._tokens[: depth + n_prompt]

@@ -91,14 +91,7 @@ def sweep(
     """Time every measurement several times.
 
     Measurements of one kind and depth take turns, so that a machine that grows slower or faster meanwhile changes all of them
-    alike: their ratios hold.
-
-    Args:
-        runner: It runs them.
-        measurements: In any order.
-        seconds: Time for the repetitions of one measurement; at least five are made, however long they take.
-        progress: Called with how many of those are done.
-        n_repetitions: Make so many instead.
+    alike: their ratios hold. Repetitions of one take so many `seconds`, but five at least are made, or `n_repetitions` instead.
 
     Returns:
         Timings in the order of `measurements`, without repetitions where one was asked for twice.

@@ -116,10 +116,8 @@ def read_workload(path: str | Path) -> list[Prompt]:
 
     Each line has one of `prompt` (a text), `messages` and `tokens` (ids); further fields are parameters of the request.
     Without an id a prompt has its number's, without a category it belongs to `all`. A message of the assistant without content,
-    between others, stands for the model's own answer there; see `with_answers`.
-
-    Args:
-        path: The file; `spec-bench:FILE` is a copy of the questions of Spec-Bench.
+    between others, stands for the model's own answer there; see `with_answers`. `spec-bench:FILE` is a copy of the questions of
+    Spec-Bench.
 
     Raises:
         AuguryError: The file cannot be read, or a line is something else.
@@ -136,10 +134,6 @@ def with_answers(messages: Sequence[Mapping[str, Any]], answer: Callable[[list[A
 
     >>> with_answers([{"role": "user", "content": "Hi"}, {"role": "assistant"}], lambda before: f"{len(before)} heard")
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': '1 heard'}]
-
-    Args:
-        messages: The messages of the conversation.
-        answer: Gives the model's answer to messages.
     """
     filled: list[Any] = []
     for message in messages:
@@ -155,11 +149,7 @@ def digest(prompts: Iterable[Prompt]) -> str:
 
 
 def _labelled(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """Give each prompt a unique id and a category, both text.
-
-    Raises:
-        AuguryError: One is a line that is not a prompt.
-    """
+    """Give each prompt a unique id and a category, both text. Raises AuguryError: one is a line that is not a prompt."""
     n_seen: Counter[str] = Counter()
     labelled = []
     for number, prompt in enumerate(prompts, start=1):

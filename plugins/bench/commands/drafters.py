@@ -57,7 +57,6 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Compare, print, and fail where a drafter changed the output."""
     if args.n_predict == 0:
         raise OptionError("-n is 0, but prompts are answered here; augury bench passes -p 512 -n 0 times prompts alone")
     if args.html is not None:

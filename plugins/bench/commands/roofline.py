@@ -11,7 +11,7 @@ from attrs import asdict, frozen
 
 from augury import Registry, cli
 from augury.errors import UnsupportedError
-from augury.plugins.bench.ping_pong import round_trip_ns
+from augury.plugins.bench.machine import round_trip_ns
 from augury.plugins.bench.timing import Measurement, ModelRunner
 from augury.profile import KernelTime, Limits, Profiled
 
@@ -36,7 +36,6 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Profile the passes of `--curve` at the depths of `-d`."""
     sizes, depths = args.curve, args.depth
     with cli.loaded_model(args, max(sizes) + max(depths)) as (model, _), cli.ProgressDisplay() as progress:
         if not isinstance(model, Profiled):
@@ -74,14 +73,8 @@ class Roofline:
 def measure_roofline(model: Profiled, runner: ModelRunner, n: int, depth: int, repetitions: int = 4) -> Roofline:
     """Profile passes with the logits of all tokens, and probe the limits between them.
 
-    The time of a pass is measured without profiling it, in turns, and with the choice of the best tokens.
-
-    Args:
-        model: The runner's model.
-        runner: Fills the slot, and has the tokens.
-        n: Tokens of a pass.
-        depth: Tokens that the slot holds before.
-        repetitions: Passes between two probes.
+    The time of a pass of `n` tokens after `depth` is measured without profiling it, in turns, and with the choice of the best
+    tokens. There are so many `repetitions` between two probes.
     """
     runner.prepare(depth)
     measurement = Measurement("curve", n, depth)

@@ -9,7 +9,7 @@ from support.pairs import pair
 
 from augury.plugins.bench.page import page
 from augury.plugins.bench.pair_stats import DrafterResult
-from augury.plugins.bench.reliability import Reliability
+from augury.plugins.bench.paired_runs import Reliability
 from augury.speculation.chances import Bucket
 from augury.speculation.trials import Trial
 from augury.types import Token

@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from augury.plugins.bench import ping_pong as timed
+from augury.plugins.bench import machine as timed
 from augury.plugins.bench.kernels.ping_pong import ping_pong
-from augury.plugins.bench.ping_pong import round_trip_ns
+from augury.plugins.bench.machine import round_trip_ns
 
 
 def test_a_round_trip_takes_nanoseconds_to_microseconds_where_there_are_two_cores():

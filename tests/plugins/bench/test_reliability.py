@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from augury.plugins.bench.reliability import Reliability, Tally
+from augury.plugins.bench.paired_runs import Reliability, Tally
 from augury.speculation.chances import Bucket
 from augury.speculation.trials import Trial
 

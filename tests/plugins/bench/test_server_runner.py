@@ -12,7 +12,7 @@ import pytest
 from augury.cli.command_line import main
 from augury.cli.prompts import Prompt
 from augury.errors import AuguryError
-from augury.plugins.bench.commands import prompts
+from augury.plugins.bench.commands import passes
 from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.timing import Measurement
 
@@ -165,10 +165,10 @@ def test_the_command_answers_prompts_with_both(program, monkeypatch, capsys, ask
 
 def test_both_programs_answer_what_follows_our_own_answers(monkeypatch):
     asked, chat = [], [{"role": "user", "content": "a"}, {"role": "assistant"}, {"role": "user", "content": "b"}]
-    monkeypatch.setattr(prompts, "prompt_ids", lambda prompt, messages, *_, **__: [each["content"] for each in messages])
+    monkeypatch.setattr(passes, "prompt_ids", lambda prompt, messages, *_, **__: [each["content"] for each in messages])
     answer = SimpleNamespace(text="c")
     engine = SimpleNamespace(tokenizer=None, chat_template=None, generate=lambda **params: asked.append(params) or answer)
-    ids = prompts._token_ids(engine, [Prompt(messages=chat, id="x")], 7)
+    ids = passes._token_ids(engine, [Prompt(messages=chat, id="x")], 7)
     assert ids == {"x": ["a", "c", "b"]}
     assert [(params["max_tokens"], params["speculative"]) for params in asked] == [(7, {"type": "none"})]
 

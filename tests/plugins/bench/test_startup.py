@@ -7,8 +7,8 @@ import pytest
 
 from augury.cli.command_line import main
 from augury.errors import AuguryError
-from augury.plugins.bench.commands import startup
-from augury.plugins.bench.commands.startup import measure_startup
+from augury.plugins.bench.commands import servers
+from augury.plugins.bench.commands.servers import measure_startup
 
 MODEL = str(Path(__file__).parents[2] / "data" / "models" / "llama-dense-q4_k.gguf")
 
@@ -22,8 +22,8 @@ def test_starts_are_timed_cold_first(capsys, monkeypatch):
         (folder / "compiled").touch()
         return popen(command, env=env, **rest)
 
-    popen = startup.subprocess.Popen
-    monkeypatch.setattr(startup.subprocess, "Popen", watched)
+    popen = servers.subprocess.Popen
+    monkeypatch.setattr(servers.subprocess, "Popen", watched)
     assert main(["bench", "startup", "-m", MODEL, "--backend", "reference", "--turns", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["cold_s"] > 0
@@ -35,7 +35,7 @@ def test_starts_are_timed_cold_first(capsys, monkeypatch):
 
 
 def test_both_starts_are_printed_in_seconds(capsys, monkeypatch):
-    monkeypatch.setattr(startup, "measure_startup", lambda _words, _n: [9.5, 2.0, 1.0, 4.0])
+    monkeypatch.setattr(servers, "measure_startup", lambda _words, _n: [9.5, 2.0, 1.0, 4.0])
     assert main(["bench", "startup", "-m", MODEL]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "cold start to the first token: 9.50 s",

@@ -6,8 +6,8 @@ from hypothesis import given, strategies as st
 from support.pairs import pair
 
 from augury.cli.prompts import Prompt
+from augury.plugins.bench.commands.tune import Candidate, Tuning, trials_of
 from augury.plugins.bench.paired_runs import Pair
-from augury.plugins.bench.tuning import Candidate, Tuning, trials_of
 
 PROMPTS = [
     Prompt(text="", id=f"{category}-{i}", category=category) for category in ("copying", "prose", "math") for i in range(3)
