@@ -63,10 +63,7 @@ def check_folder(path: Path) -> None:
 def write_folder(path: Path, head: ModelFile, values: Mapping[str, np.ndarray] | None = None) -> None:
     """Write a head of one layer as `config.json` and `model.safetensors`, float32. The folder is made if there is none.
 
-    Args:
-        path: The folder.
-        head: A GGUF file of the architecture `eagle3`.
-        values: Tensors by the file's names that are written in place of those of the file, which may be coarser.
+    `values` are tensors by the file's names that are written in place of those of the file, which may be coarser.
 
     Raises:
         UnsupportedError: The head has something that the file of llama.cpp's converter or of `augury learn` has not.
@@ -94,7 +91,6 @@ def write_folder(path: Path, head: ModelFile, values: Mapping[str, np.ndarray] |
 
 
 def _config(head: ModelFile) -> dict[str, Any]:
-    """The settings of a head, as speculators nest them."""
     if head.architecture != "eagle3":
         raise ModelFileError(f"{head.path}: its architecture is {head.architecture!r}, expected 'eagle3'")
     if (n := head.get("eagle3.block_count", int)) != 1 or "eagle3.rope.scaling.type" in head.metadata:

@@ -14,7 +14,6 @@ from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import Tensor, mapped
 from augury.files.tensor_type import TensorType
 from augury.plugins.published_heads.pickled import pickled
-from augury.plugins.published_heads.scaled import SCALES, e8m0, fp8, mxfp4
 from augury.types import read_only
 
 if TYPE_CHECKING:
@@ -46,17 +45,11 @@ def files_of(path: Path) -> list[Path]:
 
 @frozen(eq=False)
 class _Stored:
-    """The place of a tensor.
+    """The place of a tensor."""
 
-    Attributes:
-        data: Its file.
-        start: Where tensors begin there.
-        entry: What the file's header says of it.
-    """
-
-    data: mmap.mmap
-    start: int
-    entry: dict[str, Any]
+    data: mmap.mmap  # its file
+    start: int  # where tensors begin there
+    entry: dict[str, Any]  # what the file's header says of it
 
     @property
     def dtype(self) -> str:
@@ -83,15 +76,9 @@ def as_tensor(name: str, values: np.ndarray) -> Tensor:
 
 
 class Folder:
-    """The settings and tensors of a head.
+    """The settings and tensors of a head; `paths`, `identity`, `head` and `n_bytes` are as those of `ModelFile`.
 
-    Attributes:
-        path: Of the folder.
-        config: Its settings; those of sections that some publishers have (`_SECTIONS`) stand among the others.
-        paths: Its files with tensors.
-        identity: Of each of them, see `ModelFile.identity`.
-        head: The headers of these.
-        n_bytes: Of them together.
+    Settings of sections that some publishers have (`_SECTIONS`) stand among the others in `config`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,7 +129,9 @@ class Folder:
         values, exponents = (each.bytes().reshape(*each.shape, -1)[..., 0] for each in (stored, scale))
         made: np.ndarray | None = None
         if _SCALED[stored.dtype] == 1:
-            scales = e8m0(exponents) if scale.dtype == _EXPONENTS else self._tensor(f"{name}_scale", scale).floats()
+            is_e8m0 = scale.dtype == _EXPONENTS
+            powers = exponents.astype(np.float32) - 127
+            scales = np.exp2(powers) if is_e8m0 else self._tensor(f"{name}_scale", scale).floats()
             block = self.section("quantization_config").get("weight_block_size")
             made = fp8(values, scales, tuple(block) if block else None)
         elif scale.dtype == _EXPONENTS and len(stored.shape) == 2:
@@ -184,11 +173,7 @@ class Folder:
         return name in self._left
 
     def take(self, name: str) -> Tensor:
-        """A tensor that has not been taken yet.
-
-        Raises:
-            ModelFileError: There is none of this name.
-        """
+        """A tensor that has not been taken yet. Raises ModelFileError: there is none of this name."""
         if (stored := self._left.pop(name, None)) is None:
             raise ModelFileError(f"{self.path}: tensor {name!r} is missing; is it a head of another kind?")
         return self._tensor(name, stored)
@@ -209,34 +194,33 @@ class Folder:
 
     def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A setting that is a whole number from `least` on; null is as if it were absent."""
-        value = self.config.get(key)
-        value = default if value is None else value
+        value = default if (stated := self.config.get(key)) is None else stated
         if type(value) is not int or value < least:
-            raise ModelFileError(
-                f"{self.path / 'config.json'}: {key} is {value!r}, expected a whole number of at least {least}"
-            )
+            raise self._wrong(key, value, f"a whole number of at least {least}")
         return value
 
     def number(self, key: str, default: float) -> float:
         """A setting that is a number."""
-        value = self.config.get(key)
-        value = default if value is None else value
+        value = default if (stated := self.config.get(key)) is None else stated
         if type(value) not in (int, float):
-            raise ModelFileError(f"{self.path / 'config.json'}: {key} is {value!r}, expected a number")
+            raise self._wrong(key, value, "a number")
         return float(value)
 
     def section(self, key: str) -> dict[str, Any]:
         """Settings that stand together under a key."""
         value = self.config.get(key) or {}
         if not isinstance(value, dict):
-            raise ModelFileError(f"{self.path / 'config.json'}: {key} is {value!r:.60}, expected an object")
+            raise self._wrong(key, value, "an object")
         return value
 
     def layer_ids(self, found: Any) -> list[int]:
         """A setting that names layers of the target."""
         if not isinstance(found, list) or not found or not all(type(each) is int and each >= -1 for each in found):
-            raise ModelFileError(f"{self.path / 'config.json'}: layers of the target are {found!r:.60}, expected their numbers")
+            raise self._wrong("layers of the target", found, "a list of their numbers")
         return found
+
+    def _wrong(self, key: str, value: object, expected: str) -> ModelFileError:
+        return ModelFileError(f"{self.path / _SETTINGS}: {key} is {value!r:.60}, expected {expected}")
 
     def refuse(self, keys: Iterable[str]) -> None:
         """Refuse settings that change what is computed, where they are set."""
@@ -246,7 +230,6 @@ class Folder:
 
 
 def _header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file, and where its tensors begin."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -259,7 +242,6 @@ def _header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
 
 
 def _pieces(path: Path) -> list[str]:
-    """The texts by id of SentencePiece's file."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -283,3 +265,50 @@ def _json(path: Path, limit: int = _LIMIT) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelFileError(f"{path}: holds {type(found).__name__}, expected an object")
     return found
+
+
+SCALES = ("weight_scale_inv", "weight_scale", "scale")
+"""What stands in place of `weight` in the names of scales; weights are multiplied by each of them, whatever its name."""
+_BLOCK = 32  # weights of MXFP4 with one scale
+
+
+def _e4m3() -> np.ndarray:
+    """(256,) float32, the values of E4M3, which has no infinity."""
+    bits = np.arange(256)
+    exponent, fraction = (bits >> 3) & 15, (bits & 7) / 8
+    values = np.where(exponent == 0, fraction * 2.0**-6, (1 + fraction) * 2.0 ** (exponent - 7.0))
+    values[[0x7F, 0xFF]] = np.nan
+    return np.where(bits & 0x80, -values, values).astype(np.float32)
+
+
+def fp8(stored: np.ndarray, scales: np.ndarray, block: tuple[int, int] | None) -> np.ndarray | None:
+    """Weights (n_out, n_in) of E4M3 (uint8), times their scales, float32; None where the scales are of another shape.
+
+    Args:
+        stored: (n_out, n_in) or (n,) uint8.
+        scales: Of the matrix, of each row, or of each block.
+        block: The rows and columns of a block; None: there are none.
+    """
+    values = _e4m3()[stored]
+    if scales.size == 1:
+        return np.asarray(values * scales.reshape(()))
+    n_out, n_in = stored.shape
+    if block is not None and scales.shape == (-(-n_out // block[0]), -(-n_in // block[1])):
+        rows = np.repeat(scales, block[0], axis=0)[:n_out]
+        return np.asarray(values * np.repeat(rows, block[1], axis=1)[:, :n_in])
+    return np.asarray(values * scales.reshape(-1, 1)) if scales.size == n_out and scales.shape[0] == n_out else None
+
+
+def mxfp4(stored: np.ndarray, scales: np.ndarray) -> np.ndarray | None:
+    """Weights of MXFP4 in GGUF's order, (n_out, n_in / 32 * 17) uint8; None where the scales are of another shape.
+
+    Args:
+        stored: (n_out, n_in / 2) uint8, weights 2 i and 2 i + 1 in the low and the high half of byte i.
+        scales: (n_out, n_in / 32) uint8, exponents.
+    """
+    n_out, n_blocks = stored.shape[0], 2 * stored.shape[1] // _BLOCK
+    if scales.shape != (n_out, n_blocks) or n_blocks * _BLOCK != 2 * stored.shape[1]:
+        return None
+    codes = np.stack([stored & 15, stored >> 4], axis=-1).reshape(n_out, n_blocks, 2, _BLOCK // 2)
+    blocks = np.concatenate([scales[..., None], codes[:, :, 0] | codes[:, :, 1] << 4], axis=-1)
+    return np.asarray(blocks.reshape(n_out, -1))

@@ -75,8 +75,14 @@ class Written:
         if name in self.folder:
             self.take(name, written)
 
-    def take_tokens(self) -> None:
-        """Say which tokens the output is of, unless it is of all; the folder has the distance of each to its place."""
+    def take_ends(self) -> None:
+        """Take norm and output, and an embedding of its own if there is one.
+
+        Which tokens the output is of is said unless it is of all; the folder has the distance of each to its place.
+        """
+        self.take("norm.weight", "output_norm.weight")
+        self.take_if_there("lm_head.weight", "output.weight")
+        self.take_if_there("embed_tokens.weight", "token_embd.weight")
         if "d2t" not in self.folder:
             return
         distances = self.folder.take("d2t")
@@ -90,9 +96,7 @@ class Written:
     def sizes(self, n_layers: int, *, turns_pairs: bool) -> None:
         """Set the sizes of the layers, and their positions.
 
-        Args:
-            n_layers: How many there are.
-            turns_pairs: Whether neighbours of a head are turned together, as llama's converted files have it.
+        If `turns_pairs`, neighbours of a head are turned together, as llama's converted files have it.
         """
         folder = self.folder
         folder.refuse(_REFUSED)

@@ -68,11 +68,7 @@ class _Tensors(pickle.Unpickler):
         self._path, self._data, self._root, self._members = path, data, root, members
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands for a name in a pickle.
-
-        Raises:
-            ModelFileError: It is not one of a tensor's making.
-        """
+        """What stands for a name in a pickle. Raises ModelFileError: it is not one of a tensor's making."""
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):

@@ -9,27 +9,18 @@ from typing import Any
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import FileFormat
-from augury.plugins.published_heads.dflash import dflash
-from augury.plugins.published_heads.eagle import eagle3
 from augury.plugins.published_heads.folder import Folder, files_of
+from augury.plugins.published_heads.heads import dflash, eagle3
 from augury.plugins.published_heads.mtp import mtp, mtp_names
 
 _READERS = {"eagle3": eagle3, "dflash": dflash, "mtp": mtp}
 _BY_TYPE = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dspark": "dflash", "mtp": "mtp"}  # speculators' names
-_BY_ARCHITECTURE = {
-    "LlamaForCausalLMEagle3": "eagle3",
-    "LlamaEagle3DraftModel": "eagle3",
-    "Eagle3LlamaForCausalLM": "eagle3",
-    "Eagle3DraftModel": "eagle3",
-    "Eagle3Speculator": "eagle3",
-    "PEagleDraftModel": "eagle3",
-    "PeagleLlamaForCausalLM": "eagle3",
-    "Qwen3Eagle3Model": "eagle3",
-    "DFlashDraftModel": "dflash",
-    "DFlash2DraftModel": "dflash",
-    "DSparkDraftModel": "dflash",
-    "Qwen3DSparkModel": "dflash",
-}
+_EAGLE3 = (
+    *("LlamaForCausalLMEagle3", "LlamaEagle3DraftModel", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator"),
+    *("PEagleDraftModel", "PeagleLlamaForCausalLM", "Qwen3Eagle3Model"),
+)
+_DFLASH = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
+_BY_ARCHITECTURE = dict.fromkeys(_EAGLE3, "eagle3") | dict.fromkeys(_DFLASH, "dflash")
 
 
 class PublishedHead(FileFormat):
