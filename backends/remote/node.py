@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
+_KINDS = ("hello", "spec", "load", "forward", "rows", "logits", "states", "write", "copy", "check")  # each a method here
 _POLL_MS = 200  # between looks at whether the node is to end
 _LOOK_S = 2.0  # after a connection has closed, for whose it was
 _MOST = 1 << 24  # slots, positions and tokens: more than any model has
@@ -172,13 +173,9 @@ class Node:
             self._drop(who)
 
     def _handler(self, kind: str) -> Callable[[bytes, Message], tuple[dict[str, Any], dict[str, np.ndarray]]]:
-        kinds = {
-            "hello": self._hello, "spec": self._spec, "load": self._load, "forward": self._forward, "rows": self._rows,
-            "logits": self._logits, "states": self._states, "write": self._write, "copy": self._copy, "check": self._check,
-        }  # fmt: skip
-        if kind not in kinds:
-            raise WireError(f"a message of kind {kind[:20]!r}, expected one of {', '.join(kinds)}")
-        return kinds[kind]
+        if kind not in _KINDS:
+            raise WireError(f"a message of kind {kind[:20]!r}, expected one of {', '.join(_KINDS)}")
+        return getattr(self, f"_{kind}")
 
     def _hello(self, _: bytes, message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         _check_versions(message)

@@ -84,10 +84,8 @@ def make_app(models: Models) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers={
-            AuguryError: _on_error,
-            HTTPException: _on_error,
+            **dict.fromkeys((AuguryError, HTTPException, Exception), _on_error),
             RequestValidationError: _on_invalid,
-            Exception: _on_fault,
         },
         responses={status: {"description": text, "content": _ERROR} for status, text in _ERRORS.items()},
     )
@@ -310,7 +308,3 @@ def _param(error: Mapping[str, Any], body: Any) -> str:
             body = body[part]
             path.append(str(part))
     return ".".join([*path, error["loc"][-1]] if error["type"] == "missing" and len(error["loc"]) > 1 else path)
-
-
-async def _on_fault(request: Request, error: Any) -> Response:
-    return _answer(RequestError(500, f"the server failed: {type(error).__name__}"), request.url.path)

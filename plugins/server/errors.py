@@ -62,8 +62,8 @@ class RequestError(HTTPException):
         self.param, self.code, self.more = param, code, dict(more or {})
 
 
-def as_request_error(error: AuguryError | HTTPException) -> RequestError:
-    """An error of the engine, or of the web framework, as a client sees it."""
+def as_request_error(error: Exception) -> RequestError:
+    """An error of the engine, of the web framework, or a fault, as a client sees it."""
     match error:
         case HTTPException():
             return error if isinstance(error, RequestError) else RequestError(error.status_code, str(error.detail))
@@ -74,10 +74,10 @@ def as_request_error(error: AuguryError | HTTPException) -> RequestError:
             return RequestError(429, str(error), code="rate_limit_exceeded", retry_after=_RETRY_S)
         case CapacityError():
             return RequestError(503, str(error), retry_after=_RETRY_S)
-        case OptionError() | UnsupportedError():
-            return RequestError(400, str(error))
+        case AuguryError():
+            return RequestError(400 if isinstance(error, OptionError | UnsupportedError) else 500, str(error))
         case _:
-            return RequestError(500, str(error))
+            return RequestError(500, f"the server failed: {type(error).__name__}")
 
 
 def error_body(error: RequestError, path: str) -> dict[str, Any]:

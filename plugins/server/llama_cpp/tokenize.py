@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
 from anyio import to_thread
 from pydantic import AliasChoices, Field, model_validator
-from pydantic_core import to_json
 from starlette.responses import Response
 
 from augury.plugins.server.conversation import mixed_tokens, needed, prompt_of
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import N_MESSAGES, RequestFields
-from augury.plugins.server.json_route import api_router, long_answer
+from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.openai.chat import ChatRequest, Message
 from augury.plugins.server.openai.responses import ResponsesRequest
 from augury.plugins.server.server import Server, Serving
-from augury.text.tokenizer import Tokenizer
 
 router = api_router()
 
@@ -69,24 +66,14 @@ async def tokenize(body: TokenizeRequest, server: Serving) -> Response:
     else:
         special = {"add_special": body.add_special, "parse_special": body.parse_special}
         tokens = await to_thread.run_sync(partial(mixed_tokens, body.content, tokenizer, **special))
-    return long_answer(_as_json(tokens, tokenizer, body, server.engine.config["n_ctx"]))
-
-
-def _as_json(tokens: Sequence[int], tokenizer: Tokenizer, body: TokenizeRequest, n_ctx: int) -> Iterator[str]:
-    """The answer's JSON, a thousand tokens at a time."""
-    yield f'{{"count":{len(tokens)},"max_model_len":{n_ctx},"tokens":['
-    yield from _parts(
-        tokens, lambda token: {"id": token, "piece": _piece(tokenizer.piece(token))} if body.with_pieces else token
-    )
+    told: Any = tokens
+    if body.with_pieces:
+        told = ({"id": token, "piece": _piece(tokenizer.piece(token))} for token in tokens)
+    found = {"count": len(tokens), "max_model_len": server.engine.config["n_ctx"], "tokens": iter(told)}
     if body.return_token_strs:
-        yield '],"token_strs":['
-        yield from _parts(tokens, lambda token: tokenizer.text(token).encode(errors="surrogateescape").decode(errors="replace"))
-    yield "]}"
-
-
-def _parts(tokens: Sequence[int], tell: Callable[[int], Any]) -> Iterator[str]:
-    for start in range(0, len(tokens), 1000):
-        yield ("," if start else "") + to_json([tell(token) for token in tokens[start : start + 1000]]).decode()[1:-1]
+        texts = map(tokenizer.text, tokens)
+        found["token_strs"] = (text.encode(errors="surrogateescape").decode(errors="replace") for text in texts)
+    return long_answer(pieces_of(found))
 
 
 @router.post("/detokenize")

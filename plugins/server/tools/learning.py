@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from attrs import evolve, frozen
@@ -128,8 +128,7 @@ class _Learner:
         (before, ending), text = self._plain.split(_TEXT), self._written(arguments, self.empty if content is None else content)
         if (header := re.search(_HEADER, text)) is not None:
             return _without(text[header.start() :], ending)
-        start = _n_common(lexemes(before), lexemes(text))
-        text = "".join(lexemes(text)[start:])
+        text = text.removeprefix(_common_start(before, text))
         thought = max((text.find(end) + len(end) for end in CLOSINGS if end in text.split(_NAMES[0])[0]), default=0)
         text = text[thought:]
         plain = _TEXT if text.startswith(_TEXT) else ""
@@ -319,19 +318,16 @@ def _with_placeholders(text: str) -> str:
     return re.sub(r"(?<!\w)[0-2](?!\w)", INDEX, text)
 
 
-def _n_common(one: Sequence[str], other: Sequence[str]) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def _common(one: Sequence[str], other: Sequence[str]) -> list[str]:
+    return [part for part, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
 
 
 def _common_start(one: str, other: str) -> str:
-    parts = lexemes(one)
-    return "".join(parts[: _n_common(parts, lexemes(other))])
+    return "".join(_common(lexemes(one), lexemes(other)))
 
 
 def _common_end(one: str, other: str) -> str:
-    parts = lexemes(one)
-    n = _n_common(parts[::-1], lexemes(other)[::-1])
-    return "".join(parts[len(parts) - n :])
+    return "".join(_common(lexemes(one)[::-1], lexemes(other)[::-1])[::-1])
 
 
 def _without(text: str, ending: str) -> str:
