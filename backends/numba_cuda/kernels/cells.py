@@ -128,24 +128,12 @@ def _byte(word, i, offset):
 
 
 @lane
-def _add_bytes(q, at, word, offset, a, b, c, d):
-    """Add q times the bytes of a word to four sums."""
-    a, b = gpu.fma(q[at], _byte(word, 0, offset), a), gpu.fma(q[at + 1], _byte(word, 1, offset), b)
-    return a, b, gpu.fma(q[at + 2], _byte(word, 2, offset), c), gpu.fma(q[at + 3], _byte(word, 3, offset), d)
-
-
-@lane
-def _scale(halves, i):
-    return gpu.float_of_half(np.uint32(halves[i]))
-
-
-@lane
 def _two_halves(word):
     return gpu.float_of_half(word & np.uint32(0xFFFF)), gpu.float_of_half(word >> np.uint32(16))
 
 
 @lane
-def dot_f32(q, start, cache, cell, dim):
+def _dot_f32(q, start, cache, cell, dim):
     """Q k of floats, of which four neighbours are read at once."""
     a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     for i in range(0, dim, 4):
@@ -153,77 +141,6 @@ def dot_f32(q, start, cache, cell, dim):
         a, b = gpu.fma(q[start + i], gpu.float_of(first), a), gpu.fma(q[start + i + 1], gpu.float_of(second), b)
         c, d = gpu.fma(q[start + i + 2], gpu.float_of(third), c), gpu.fma(q[start + i + 3], gpu.float_of(fourth), d)
     return gpu.add(gpu.add(a, b), gpu.add(c, d))
-
-
-@lane
-def _add_halves(q, at, words, a, b, c, d):
-    """Add q times eight halves to four sums."""
-    k0, k1 = _two_halves(words[0])
-    k2, k3 = _two_halves(words[1])
-    a, b = gpu.fma(q[at], k0, a), gpu.fma(q[at + 1], k1, b)
-    c, d = gpu.fma(q[at + 2], k2, c), gpu.fma(q[at + 3], k3, d)
-    k0, k1 = _two_halves(words[2])
-    k2, k3 = _two_halves(words[3])
-    a, b = gpu.fma(q[at + 4], k0, a), gpu.fma(q[at + 5], k1, b)
-    return a, b, gpu.fma(q[at + 6], k2, c), gpu.fma(q[at + 7], k3, d)
-
-
-@lane
-def _dot_f16(q, start, cache, cell, dim):
-    a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-    words, first, whole = cache.words, cell * dim >> 1, dim // 32 * 32
-    for i in range(0, whole, 32):  # of four loads each, which are waited for at once
-        at, held = first + (i >> 1), start + i
-        k0, k1, k2, k3 = gpu.load16(words, at), gpu.load16(words, at + 4), gpu.load16(words, at + 8), gpu.load16(words, at + 12)
-        a, b, c, d = _add_halves(q, held, k0, a, b, c, d)
-        a, b, c, d = _add_halves(q, held + 8, k1, a, b, c, d)
-        a, b, c, d = _add_halves(q, held + 16, k2, a, b, c, d)
-        a, b, c, d = _add_halves(q, held + 24, k3, a, b, c, d)
-    for i in range(whole, dim, 8):
-        a, b, c, d = _add_halves(q, start + i, gpu.load16(words, first + (i >> 1)), a, b, c, d)
-    return gpu.add(gpu.add(a, b), gpu.add(c, d))
-
-
-@lane
-def _dot_q8_0(q, start, cache, cell, dim):
-    total, flip = np.float32(0), np.uint32(0x80808080)
-    for i in range(0, dim, BLOCK):
-        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-        for at in range(i, i + BLOCK, 16):
-            first, second, third, fourth = gpu.load16(cache.words, (cell * dim + at) >> 2)
-            a, b, c, d = _add_bytes(q, start + at, first ^ flip, 128, a, b, c, d)
-            a, b, c, d = _add_bytes(q, start + at + 4, second ^ flip, 128, a, b, c, d)
-            a, b, c, d = _add_bytes(q, start + at + 8, third ^ flip, 128, a, b, c, d)
-            a, b, c, d = _add_bytes(q, start + at + 12, fourth ^ flip, 128, a, b, c, d)
-        total = gpu.fma(gpu.add(gpu.add(a, b), gpu.add(c, d)), _scale(cache.halves, (cell * dim + i) >> 5), total)
-    return total
-
-
-@lane
-def _dot_q4_0(q, start, cache, cell, dim):
-    total, low, four = np.float32(0), np.uint32(0x0F0F0F0F), np.uint32(4)
-    for i in range(0, dim, BLOCK):
-        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-        first, second, third, fourth = gpu.load16(cache.words, (cell * dim + i) >> 3)
-        at = start + i
-        a, b, c, d = _add_bytes(q, at, first & low, 8, a, b, c, d)
-        a, b, c, d = _add_bytes(q, at + 4, second & low, 8, a, b, c, d)
-        a, b, c, d = _add_bytes(q, at + 8, third & low, 8, a, b, c, d)
-        a, b, c, d = _add_bytes(q, at + 12, fourth & low, 8, a, b, c, d)
-        a, b, c, d = _add_bytes(q, at + 16, first >> four & low, 8, a, b, c, d)
-        a, b, c, d = _add_bytes(q, at + 20, second >> four & low, 8, a, b, c, d)
-        a, b, c, d = _add_bytes(q, at + 24, third >> four & low, 8, a, b, c, d)
-        a, b, c, d = _add_bytes(q, at + 28, fourth >> four & low, 8, a, b, c, d)
-        total = gpu.fma(gpu.add(gpu.add(a, b), gpu.add(c, d)), _scale(cache.halves, (cell * dim + i) >> 5), total)
-    return total
-
-
-DOT = {"f16": _dot_f16, "q8_0": _dot_q8_0, "q4_0": _dot_q4_0}
-"""Lane functions (query, start, cache, cell, dim) → q k.
-
-Each of four neighbours has one sum, in rising order, and these are then added in pairs. With codes this holds for every 32;
-then these are added in rising order, times their scales.
-"""
 
 
 @lane
@@ -272,3 +189,35 @@ def _values_q4_0(held, i):
 
 EIGHT = {"f16": (_read_f16, _values_f16), "q8_0": (_read_q8_0, _values_q8_0), "q4_0": (_read_q4_0, _values_q4_0)}
 """Two lane functions: (cache, cell, dim, i) → words of eight values from the i-th on, (these, i) → the values."""
+
+
+def _dot(kind):
+    read, eight = EIGHT[kind]
+
+    @lane
+    def add(q, at, held, i, sums):
+        k0, k1, k2, k3, k4, k5, k6, k7 = eight(held, i)
+        a, b = gpu.fma(q[at + 4], k4, gpu.fma(q[at], k0, sums[0])), gpu.fma(q[at + 5], k5, gpu.fma(q[at + 1], k1, sums[1]))
+        c, d = gpu.fma(q[at + 6], k6, gpu.fma(q[at + 2], k2, sums[2])), gpu.fma(q[at + 7], k7, gpu.fma(q[at + 3], k3, sums[3]))
+        return a, b, c, d
+
+    @lane
+    def dot(q, start, cache, cell, dim):
+        sums, whole = (np.float32(0), np.float32(0), np.float32(0), np.float32(0)), dim // 32 * 32
+        for i in range(0, whole, 32):  # of four loads, which are waited for at once
+            k0, k1 = read(cache, cell, dim, i), read(cache, cell, dim, i + 8)
+            k2, k3 = read(cache, cell, dim, i + 16), read(cache, cell, dim, i + 24)
+            sums = add(q, start + i + 8, k1, i + 8, add(q, start + i, k0, i, sums))
+            sums = add(q, start + i + 24, k3, i + 24, add(q, start + i + 16, k2, i + 16, sums))
+        for i in range(whole, dim, 8):
+            sums = add(q, start + i, read(cache, cell, dim, i), i, sums)
+        return gpu.add(gpu.add(sums[0], sums[1]), gpu.add(sums[2], sums[3]))
+
+    return dot
+
+
+DOT = {**{kind: _dot(kind) for kind in EIGHT}, "f32": _dot_f32}
+"""Lane functions (query, start, cache, cell, dim) → q k.
+
+Each of four neighbours has one sum, in rising order, and these are then added in pairs.
+"""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import dialect, instructions as gpu
-from augury.backends.numba_cuda.kernels.cells import DOT, CacheArgs, dot_f32
+from augury.backends.numba_cuda.kernels.cells import DOT, EIGHT, CacheArgs
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, cuda, is_last_block, kernel, lane, together, warp_max
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of
 from augury.backends.numba_cuda.kernels.norm import sum_of_block
@@ -99,7 +99,6 @@ def _choose(kind, dot):
         A thread scores one, where not all are chosen; the last block of threads to end chooses.
 
         Args:
-            inputs: The inputs of the pass.
             params: See `BlocksArgs`: rows begin with `n_heads` queries.
             keys: A cache (slots, length, …), by the cells of the last positions of blocks.
             counters: One for each token.
@@ -127,7 +126,7 @@ def _choose(kind, dot):
     return choose
 
 
-CHOOSE = {kind: _choose(kind, dot) for kind, dot in {**DOT, "f32": dot_f32}.items()}
+CHOOSE = {kind: _choose(kind, dot) for kind, dot in DOT.items()}
 """Kernels by the type of the cache of keys."""
 
 
@@ -147,7 +146,6 @@ def _choose_blocks(kind):
         """Write 1 for each block that one KV head of one token attends to, else 0.
 
         Args:
-            inputs: The inputs of the pass.
             params: See `BlocksArgs`: rows begin with `n_groups` queries.
             keys: The indexer's cache (slots, length, …).
             n_local: How many of the last blocks are chosen before all others.
@@ -173,5 +171,5 @@ def _choose_blocks(kind):
     return choose_blocks
 
 
-CHOOSE_BLOCKS = {kind: _choose_blocks(kind) for kind in DOT}
+CHOOSE_BLOCKS = {kind: _choose_blocks(kind) for kind in EIGHT}
 """Kernels by the type of the cache of keys."""
