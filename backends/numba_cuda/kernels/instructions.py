@@ -293,34 +293,25 @@ else:
 
     wait_for_launch = _emitted(int32, _wait_for_launch)
 
-    def _mma(n):
-        """Products of a 16 x 16 n and a 16 n x 8 matrix of signed bytes, whose fragments the lanes hold."""
+    def _mma(shape, kind, n_words, n_sums=0):
+        """Products of two matrices, added to sums; of the words of their fragments a third are the second one's."""
+        result, letter = (float32, "f") if kind is _F32 else (int32, "r")
 
         def emit(builder, values):
-            places = [f"${i}" for i in range(4 + 3 * n)]
-            assembly = (
-                f"mma.sync.aligned.m16n8k{16 * n}.row.col.s32.s8.s8.s32 {{{', '.join(places[:4])}}}, "
-                f"{{{', '.join(places[4 : 4 + 2 * n])}}}, {{{', '.join(places[4 + 2 * n :])}}}, {{0, 0, 0, 0}};"
-            )
-            kind = ir.FunctionType(ir.LiteralStructType([_I32] * 4), [_I32] * 3 * n)
-            constraints = ",".join(["=r"] * 4 + ["r"] * 3 * n)
-            return _tuple(builder, builder.asm(kind, assembly, constraints, values, True), 4)  # of a warp: not to be moved
+            places = [f"${i}" for i in range(4 + n_words + n_sums)]
+            second, sums = 4 + 2 * n_words // 3, 4 + n_words
+            parts = (places[:4], places[4:second], places[second:sums], places[sums:] or ["0"] * 4)
+            assembly = f"mma.sync.aligned.{shape} {', '.join('{' + ', '.join(part) + '}' for part in parts)};"
+            function = ir.FunctionType(ir.LiteralStructType([kind] * 4), [_I32] * n_words + [kind] * n_sums)
+            constraints = ",".join([f"={letter}"] * 4 + ["r"] * n_words + [letter] * n_sums)
+            made = builder.asm(function, assembly, constraints, values, True)  # of a warp: not to be moved
+            return _tuple(builder, made, 4, kind)
 
-        return _emitted(types.UniTuple(int32, 4), emit, *[uint32] * 3 * n)
+        return _emitted(types.UniTuple(result, 4), emit, *[uint32] * n_words, *[result] * n_sums)
 
-    mma32, mma16 = _mma(2), _mma(1)
-
-    def _mma_halves(builder, values):
-        """Four float32 of a lane, and the addition of products of a 16 x 16 and a 16 x 8 matrix of halves."""
-        assembly = (
-            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
-            "{$10, $11, $12, $13};"
-        )
-        kind = ir.FunctionType(ir.LiteralStructType([_F32] * 4), [_I32] * 6 + [_F32] * 4)
-        constraints = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
-        return _tuple(builder, builder.asm(kind, assembly, constraints, values, True), 4, _F32)
-
-    mma_halves = _emitted(types.UniTuple(float32, 4), _mma_halves, *[uint32] * 6, *[float32] * 4)
+    mma32 = _mma("m16n8k32.row.col.s32.s8.s8.s32", _I32, 6)
+    mma16 = _mma("m16n8k16.row.col.s32.s8.s8.s32", _I32, 3)
+    mma_halves = _mma("m16n8k16.row.col.f32.f16.f16.f32", _F32, 6, 4)
 
     from numba.cuda import libdevice
 
