@@ -224,21 +224,16 @@ def gate(inputs, rows, ups, divisors, stride, up_stride, size, per_token, n_apar
     Values beyond `size` are 0.
 
     Args:
-        inputs: The inputs of the pass.
         rows: (n, stride) of gates.
         ups: (n, up_stride).
         divisors: (size,).
-        params: See `GateArgs`.
-        to: See `TargetArgs`.
     """
     t = cuda.blockIdx.y
     if t >= inputs[N_TOKENS] * max(1, per_token):
         return
-    thread = cuda.threadIdx.x
-    unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-    if WARP * unit >= size:  # a row may hold more than these values
+    i, n_units = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, to.width // WARP
+    if i // WARP * WARP >= size:  # a row may hold more than these values
         return
-    i, n_units = WARP * unit + thread % WARP, to.width // WARP
     value = _value(rows, t * stride, ups, t * up_stride, divisors, has_divisors, i, size, params)
-    place = unit_among(n_apart, t, unit, n_units) if per_token else unit_of(inputs, t, unit, n_units)
-    put(value, thread % WARP, to, t * to.width + i, place)
+    place = unit_among(n_apart, t, i // WARP, n_units) if per_token else unit_of(inputs, t, i // WARP, n_units)
+    put(value, i % WARP, to, t * to.width + i, place)

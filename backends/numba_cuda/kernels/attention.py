@@ -237,11 +237,8 @@ def _attend(type_k, type_v, *, is_pooled=False):
         the tokens' own rows, which come before them.
 
         Args:
-            inputs: The inputs of the pass.
-            params: See `AttendArgs`.
             keys, values: Caches (slots, n_kv_heads, length, …).
             choice: The positions that tokens see; where these differ, a tile is one token.
-            merge: See `MergeArgs`.
             to: With a width of 0 nothing is merged.
         """
         t = np.int32(params.first_token + (cuda.blockIdx.z << params.step))

@@ -142,10 +142,7 @@ def convolve(inputs, params, to, steps):
     Blocks beyond those of channels make decays and betas of heads.
 
     Args:
-        inputs: The inputs of the pass.
-        params: See `ConvolveArgs`.
         to: Rows of whole units, if products read y, too.
-        steps: See `StepArgs`.
     """
     i, run = cuda.threadIdx.x, layout.RUNS + cuda.blockIdx.y * layout.RUN_FIELDS
     c = cuda.blockIdx.x * CONVOLVE_THREADS + i
@@ -190,19 +187,15 @@ def convolve_block(inputs, x, weights, base, x_stride, weights_stride, size, gro
     Values beyond `size` are 0.
 
     Args:
-        inputs: The inputs of the pass.
         x: (n, x_stride); before the first token that the pass has of a slot there are none.
         weights: (n, weights_stride), each beginning with (n_taps, size / group), each of `group` neighbouring values.
         base: (n_taps, size).
-        to: See `TargetArgs`.
     """
     t = cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:
         return
-    thread = cuda.threadIdx.x
-    unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-    if WARP * unit >= size:
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i // WARP * WARP >= size:
         return
-    i = WARP * unit + thread % WARP
     value = _convolved(inputs, x, weights, base, t, i, x_stride, t * weights_stride, size, group, n_taps)
-    put(value, thread % WARP, to, t * to.width + i, unit_of(inputs, t, unit, to.width // WARP))
+    put(value, i % WARP, to, t * to.width + i, unit_of(inputs, t, i // WARP, to.width // WARP))

@@ -106,8 +106,6 @@ def prepare_heads(inputs, params, q, k, v, turn, keys, values):
     """Clamp, norm and turn heads; store keys and values, the rest stays in its place. A warp takes one head of one token.
 
     Args:
-        inputs: The inputs of the pass.
-        params: See `HeadsArgs`.
         q, k, v: Norms of heads, whose weights are those of every head, one after another.
         turn: The rope of queries and keys.
         keys, values: Caches (slots, n_kv_heads, length, …).

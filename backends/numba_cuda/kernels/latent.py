@@ -28,14 +28,12 @@ The first `size` values of heads go elsewhere, where there is room for n tokens.
 @kernel("jfiiii", TargetArgs)
 def split_heads(inputs, x, stride, head_dim, size, n, to):
     """The first `size` values of heads of rows (tokens, stride), head by head; a warp takes 32."""
-    row, thread = cuda.blockIdx.y, cuda.threadIdx.x
+    row, i = cuda.blockIdx.y, cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     head, t = gpu.quotient(row, n), gpu.remainder(row, n)
-    unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-    if t >= inputs[N_TOKENS] or WARP * unit >= to.width:
+    if t >= inputs[N_TOKENS] or i >= to.width:
         return
-    i = WARP * unit + thread % WARP
     value = x[t * stride + head * head_dim + i] if i < size else np.float32(0)
-    put(value, thread % WARP, to, row * to.width + i, row * (to.width // WARP) + unit)
+    put(value, i % WARP, to, row * to.width + i, row * (to.width // WARP) + i // WARP)
 
 
 @kernel("j", LatentsArgs, NormArgs, NormArgs, TurnArgs, StoreArgs, TargetArgs)
@@ -43,8 +41,6 @@ def prepare_latents(inputs, params, latent, turned, turn, cache, to):
     """Store latents, normed, and turned values; write the first values of heads by themselves. A warp takes either.
 
     Args:
-        inputs: The inputs of the pass.
-        params: See `LatentsArgs`.
         latent, turned: Norms of either.
         turn: The rope of the values to turn.
         cache: (slots, length, …).
@@ -81,34 +77,27 @@ def prepare_latents(inputs, params, latent, turned, turn, cache, to):
 @kernel("jff" + 8 * "i", TargetArgs)
 def merge_latents(inputs, parts, sinks, n_heads, n_splits, window, size, n, has_sinks, first_token, n_merged, to):
     """Merge the `size` values of each head that splits gave `n_merged` tokens, head by head; see `merged`."""
-    thread = cuda.threadIdx.x
-    head, t = gpu.quotient(cuda.blockIdx.y, n_merged), gpu.remainder(cuda.blockIdx.y, n_merged)
+    i, head = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, gpu.quotient(cuda.blockIdx.y, n_merged)
+    t = gpu.remainder(cuda.blockIdx.y, n_merged)
     at, t = (t * n_heads + head) * n_splits * (size + 2), first_token + t
-    row = head * n + t
-    unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-    if t >= inputs[N_TOKENS] or WARP * unit >= to.width:
+    if t >= inputs[N_TOKENS] or i >= to.width:
         return
-    i = WARP * unit + thread % WARP
-    last = inputs[POSITIONS + t]
-    value = np.float32(0)
+    row, last, value = head * n + t, inputs[POSITIONS + t], np.float32(0)
     if i < size:
         first = first_seen(last, window) // SPLIT
         sink = sinks[head] if has_sinks else np.float32(_NONE)
         value = merged(parts, at + first * (size + 2), last // SPLIT + 1 - first, size, i, sink)
-    put(value, thread % WARP, to, row * to.width + i, row * (to.width // WARP) + unit)
+    put(value, i % WARP, to, row * to.width + i, row * (to.width // WARP) + i // WARP)
 
 
 @kernel("jff" + 5 * "i", TargetArgs)
 def join_heads(inputs, x, gates, size, n_values, n, gate_stride, gate_size, to):
     """Rows of heads (n_heads * n, size), token by token, times sigmoid(gates) of `gate_size` values each (0: none)."""
-    t, thread = cuda.blockIdx.y, cuda.threadIdx.x
-    unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-    if t >= inputs[N_TOKENS] or WARP * unit >= to.width:
+    t, i, value = cuda.blockIdx.y, cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, np.float32(0)
+    if t >= inputs[N_TOKENS] or i >= to.width:
         return
-    i = WARP * unit + thread % WARP
-    value = np.float32(0)
     if i < n_values:
         value = x[(gpu.quotient(i, size) * n + t) * size + gpu.remainder(i, size)]
         if gate_size:
             value = gpu.mul(value, sigmoid(gates[t * gate_stride + gpu.quotient(i, gate_size)]))
-    put(value, thread % WARP, to, t * to.width + i, unit_of(inputs, t, unit, to.width // WARP))
+    put(value, i % WARP, to, t * to.width + i, unit_of(inputs, t, i // WARP, to.width // WARP))

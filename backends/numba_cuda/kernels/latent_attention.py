@@ -162,8 +162,6 @@ def _attend(kind, n_rows):
         """The result of one split for some heads of one token: (n_latent,) mixed, largest score, sum of weights.
 
         Args:
-            inputs: The inputs of the pass.
-            params: See `LatentArgs`.
             turn: The rope of queries.
             cache: (slots, length, …).
             choice: The positions that tokens see, for all heads.

@@ -127,7 +127,6 @@ def _multiply(fmt, n_tokens):
             inputs: Of the pass. Of tiles: how many, then of each which of several matrices W, its first row of x, the one after
                 its last; of routes the same, but rows of x are tokens, see `routes`.
             w: There are at most as many cuts as a block has warps.
-            x: See `SourceArgs`.
             y, stride, column: Where to.
             combined: How rows of tokens are added up, and where they are with routes.
             counters: One for each block along the rows.
@@ -180,8 +179,6 @@ def _multiply_gated(fmt, n_tokens):
         Args:
             inputs, w, x: See `matmul`.
             n_most, per_token: Of routes, see `token_at`.
-            params: See `GateArgs`.
-            to: See `TargetArgs`.
         """
         i, warp, unit = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP, cuda.blockIdx.x
         size = w.n_rows // (1 + params.has_up)

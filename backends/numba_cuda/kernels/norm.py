@@ -159,7 +159,6 @@ def _put_normed(inputs, x, norm, start, sizes, found, t, to, firsts, weights):
     """Store the normed values of token t, whose moments were found.
 
     Args:
-        inputs: The inputs of the pass.
         sizes: Of the norm's weights where the first is; how many values there are, and how many with zeros after them.
         firsts: Where floats begin; how far after those of the token's row units do.
         weights: The first weights of a thread, which are read.
@@ -195,8 +194,6 @@ def norm_rows(inputs, params, y_norm, norm, to):
     """Add a norm of row t of y to that of x, and norm that; where there is no such norm, its kind is NOTHING.
 
     Args:
-        inputs: The inputs of the pass.
-        params: See `NormedArgs`.
         y_norm, norm: Of rows of y, and of groups of x.
         to: Where `n_out` values of each group go; those beyond `size` are 0.
     """

@@ -52,12 +52,6 @@ def decay(inputs, of, to, heads):
     """Decays exp(a * s), s = softplus(t + dt), or exp(floor * sigmoid(a * t)), and betas sigmoid(b), or s; a thread for each.
 
     Before that, heads of length 1: a warp for each.
-
-    Args:
-        inputs: The inputs of the pass.
-        of: See `TimesArgs`.
-        to: See `DecayArgs`.
-        heads: See `LengthArgs`.
     """
     t, i = cuda.blockIdx.y, (cuda.blockIdx.x - heads.n) * WARP + cuda.threadIdx.x
     if t >= inputs[N_TOKENS] or i >= of.size:
@@ -135,10 +129,7 @@ def gate_groups(inputs, params, to, fed):
     Besides, drafted tokens' inputs of the recurrence are kept aside, because this comes after it.
 
     Args:
-        inputs: The inputs of the pass.
-        params: See `GroupsArgs`.
         to: Always as floats, of which units are made.
-        fed: See `FedArgs`.
     """
     t, thread, block = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:

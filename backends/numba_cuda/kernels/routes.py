@@ -34,19 +34,15 @@ def token_at(routes, n_most, per_token, place):
 @kernel("jffjiiii", TargetArgs)
 def gather_rows(inputs, x, weights, routes, n_most, k, n_apart, has_weights, to):
     """The token of every place, times its weight, if `has_weights`; a warp takes 32 values. Units lie as `unit_among` says."""
-    thread, place = cuda.threadIdx.x, cuda.blockIdx.y
-    if place >= inputs[N_TOKENS] * k:
-        return
-    i = thread % WARP
-    unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-    if WARP * unit >= to.width:
+    place, i = cuda.blockIdx.y, cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if place >= inputs[N_TOKENS] * k or i >= to.width:
         return
     row = routes[SOURCES * n_most + place]
     t = gpu.quotient(row, k)
-    value = x[t * to.width + WARP * unit + i]
+    value = x[t * to.width + i]
     if has_weights:
         value = gpu.mul(value, weights[t + row])
-    put(value, i, to, place * to.width + WARP * unit + i, unit_among(n_apart, place, unit, to.width // WARP))
+    put(value, i % WARP, to, place * to.width + i, unit_among(n_apart, place, i // WARP, to.width // WARP))
 
 
 @lane

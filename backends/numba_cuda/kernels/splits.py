@@ -114,10 +114,8 @@ def put_heads(inputs, t, first_head, n, parts, start, dim, step, params, to):
     """Store n merged heads of token t in rows (tokens, width); a warp takes every so many units, as the block has warps.
 
     Args:
-        inputs: The inputs of the pass.
         first_head: Its first value begins a unit.
         start: Where in `parts` its values begin, and `step` further on those of the next head.
-        params: See `MergeArgs`.
     """
     i, size = cuda.threadIdx.x % WARP, n * dim
     for unit in range(cuda.threadIdx.x // WARP, (size + WARP - 1) // WARP, cuda.blockDim.x // WARP):
