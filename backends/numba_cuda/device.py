@@ -49,6 +49,8 @@ Staged = tuple[np.ndarray, Pointer]
 """A staging array, and where it is copied to on the device."""
 Fetched = tuple[Pointer, np.ndarray]
 """A place on the device, and the staging array that it is copied to."""
+Program = Callable[[], None]
+"""Begins to run steps that were put together once, in order."""
 Arguments = dict[str, Any]
 """The arguments of a kernel, by the names of its parameters: pointers, numbers, and records of them."""
 
@@ -85,14 +87,6 @@ class Copy:
     source: Pointer
     to: Pointer
     n_bytes: int
-
-
-class Program(ABC):
-    """Steps that were put together once, and run as often as wanted."""
-
-    @abstractmethod
-    def run(self) -> None:
-        """Begin to run all steps, in order."""
 
 
 class Device(ABC):
@@ -138,6 +132,17 @@ class Device(ABC):
             fetched: The copies at the end.
         """
 
+    def _one_by_one(self, steps: Sequence[Program], staged: Staged | None, fetched: Fetched | None) -> Program:
+        def run() -> None:
+            if staged is not None:
+                self.send(*staged)
+            for step in steps:
+                step()
+            if fetched is not None:
+                self.fetch(*fetched)
+
+        return run
+
     @abstractmethod
     def launch(self, launch: Launch) -> None:
         """Begin to run one kernel."""
@@ -175,23 +180,6 @@ class Device(ABC):
         """Give everything back."""
 
 
-class Steps(Program):
-    """Steps that are begun one by one."""
-
-    def __init__(
-        self, device: Device, steps: Sequence[Callable[[], None]], staged: Staged | None, fetched: Fetched | None
-    ) -> None:
-        self._device, self._steps, self._staged, self._fetched = device, steps, staged, fetched
-
-    def run(self) -> None:
-        if self._staged is not None:
-            self._device.send(*self._staged)
-        for step in self._steps:
-            step()
-        if self._fetched is not None:
-            self._device.fetch(*self._fetched)
-
-
 class SimulatedDevice(Device):
     """A device whose memory is arrays, and whose kernels `kernels.simulator` runs; everything is over when it was begun."""
 
@@ -207,8 +195,11 @@ class SimulatedDevice(Device):
         return np.zeros(n, np.int32)
 
     def program(self, steps: Sequence[Launch | Copy], staged: Staged | None = None, fetched: Fetched | None = None) -> Program:
-        begun = [partial(self.copy, each) if isinstance(each, Copy) else partial(self.launch, each) for each in steps]
-        return Steps(self, begun, staged, fetched)
+        return self._one_by_one(
+            [partial(self.copy, each) if isinstance(each, Copy) else partial(self.launch, each) for each in steps],
+            staged,
+            fetched,
+        )
 
     def launch(self, launch: Launch) -> None:
         kernel, given = launch.kernel, zip(launch.kernel.parameters, launch.arguments, strict=True)

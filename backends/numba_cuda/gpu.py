@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.numba_cuda.aot import OVERLAPPING, Compiler
-from augury.backends.numba_cuda.device import Buffer, Copy, Device, Fetched, Launch, Pointer, Program, Staged, Steps
+from augury.backends.numba_cuda.device import Buffer, Copy, Device, Fetched, Launch, Pointer, Program, Staged
 from augury.errors import AuguryError, UnsupportedError
 from augury.interfaces import Progress
 
@@ -95,7 +95,7 @@ class Gpu(Device):
             partial(self.copy, step) if isinstance(step, Copy) else _Call(self, step, overlaps=isinstance(before, Launch)).run
             for before, step in zip((None, *steps), steps, strict=False)
         ]
-        one_by_one = Steps(self, [self._enter, *begun], staged, fetched)
+        one_by_one = self._one_by_one([self._enter, *begun], staged, fetched)
         return _Graph(self, one_by_one) if self._has_graphs else one_by_one
 
     def launch(self, launch: Launch) -> None:
@@ -221,17 +221,17 @@ class _Call:
         gpu._call("cuLaunchKernelEx", config, self._function, addresses, 0)
 
 
-class _Graph(Program):
+class _Graph:
     """The same steps, begun by one call: they are recorded when they have run once."""
 
-    def __init__(self, gpu: Gpu, steps: Steps) -> None:
+    def __init__(self, gpu: Gpu, steps: Program) -> None:
         self._gpu, self._steps = gpu, steps  # the graph does not own its recording
         self._graph: Any = None
 
-    def run(self) -> None:
+    def __call__(self) -> None:
         self._gpu._enter()
         if self._graph is None:
-            self._steps.run()  # the driver may load a kernel when it is first launched, which spoils a recording
+            self._steps()  # the driver may load a kernel when it is first launched, which spoils a recording
             self._graph = self._recorded()
         else:
             self._gpu._call("cuGraphLaunch", self._graph, self._gpu.stream)
@@ -248,7 +248,7 @@ class _Graph(Program):
         try:
             call("cuStreamBeginCapture", gpu.stream, mode)
             try:
-                self._steps.run()
+                self._steps()
             finally:
                 graph = call("cuStreamEndCapture", gpu.stream)
         finally:

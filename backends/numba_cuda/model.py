@@ -182,7 +182,7 @@ class CudaModel(Model):
             self._device.send(staged, self._lowering.hidden)
         self._device.mark()
         if n:
-            self._program(size_of(n, int(positions.max()), is_run=self._is_run(n)), parts).run()
+            self._program(size_of(n, int(positions.max()), is_run=self._is_run(n)), parts)()
         if not self._lowering.chooses:
             return self._as_arrays(len(rows), n, parts.features)
         row_slots = np.tile(batch.slots[span][rows], n_passes)
@@ -232,7 +232,7 @@ class CudaModel(Model):
             device.copy(Copy(places[0], places[i - 1 or n_passes], n_bytes))
             if parts.takes_hidden:
                 self._hand_on(parts.features[0], [(0, n_rows)] if i > 1 else [(row, 1) for row in rows.tolist()])
-            program.run()
+            program()
         device.copy(Copy(places[0], places[n_passes - 1], n_bytes))
         device.copy(Copy(places[n_passes], places[0], n_bytes))
         self._n_rows[0] = n_rows = n_passes * n_rows
@@ -289,7 +289,7 @@ class CudaModel(Model):
         for _ in sequences.write_first(self._inputs):
             if self._states is None:
                 self._states = self._lowering.states(self._inputs, self._fetched)
-            self._states.run()
+            self._states()
             self._device.wait()
 
     def _program(self, size: Size, parts: Parts, named: tuple[Pointer | None, int] | None = None) -> Program:

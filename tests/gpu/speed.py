@@ -176,8 +176,8 @@ def products():
             ws = [MatrixArgs(w, None, n_rows, n_cols // 32, n_cols // 256, n, 1, 0, 1.0) for w in copies]
             steps = [Launch.of(kernel, (n_blocks,), n_threads, at, w=w, **given) for w in ws]
             program = gpu.program(steps, (host_copy, best), (best, host_copy))
-            program.run()
-            seconds = min(timed(gpu, program.run) for _ in range(5)) / len(copies)
+            program()
+            seconds = min(timed(gpu, program) for _ in range(5)) / len(copies)
             figures[f"{name}, {tile} tokens"] = {"GB/s": round(n_bytes / seconds / 1e9), "us": round(seconds * 1e6, 1)}
             del program
         for each in copies:

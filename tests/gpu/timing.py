@@ -60,8 +60,8 @@ def kernels_of(shape, sizes, **given):
             found.setdefault((step.kernel.name, step.grid), []).append(step)
         for (name, grid), steps in found.items():  # of all layers in turn, so that weights are read from memory
             program = gpu.program(steps, (model._inputs, lowering.inputs), (lowering.buffers["best"], model._fetched))
-            program.run()
-            seconds = min(timed(gpu, program.run) for _ in range(5)) / len(steps)
+            program()
+            seconds = min(timed(gpu, program) for _ in range(5)) / len(steps)
             n_bytes = sum(map(weights_of, steps)) / len(steps)
             figures[f"{n} tokens, {name} {grid}"] = {
                 "us": round(1e6 * seconds, 2),

@@ -46,24 +46,31 @@ class OperationEmitter(lowering.OperationEmitter[_Emitted]):
 
 
 _Writer = TypeVar("_Writer", bound=Callable[..., None])
+_Buffers = Callable[[Any], Mapping[str, int]]
 
 
 class _FunctionEmitter(OperationEmitter[Operation]):
     """Writes the launches of an operation by a function."""
 
-    def __init__(self, write: Callable[[Operation, Layout, Tape], None], operation: Operation, scope: Scope) -> None:
+    def __init__(self, write: Callable[..., None], buffers: _Buffers, operation: Operation, scope: Scope) -> None:
         super().__init__(operation, scope)
-        self._write = write
+        self._write, self._buffers = write, buffers
+
+    def buffers(self) -> Mapping[str, int]:
+        return self._buffers(self.operation)
 
     def emit(self, tape: Tape) -> None:
         self._write(self.operation, self.layout, tape)
 
 
-def launches(*operations: type[Operation]) -> Callable[[_Writer], _Writer]:
-    """Register the decorated function of an operation, its layout and a tape, which writes the launches of operations."""
+def launches(*operations: type[Operation], buffers: _Buffers = lambda _: {}) -> Callable[[_Writer], _Writer]:
+    """Register the decorated function of an operation, its layout and a tape, which writes the launches of operations.
+
+    `buffers` are `OperationEmitter.buffers` of an operation.
+    """
 
     def register(write: _Writer) -> _Writer:
-        EMITTERS.of(*operations)(partial(_FunctionEmitter, write))
+        EMITTERS.of(*operations)(partial(_FunctionEmitter, write, buffers))
         return write
 
     return register

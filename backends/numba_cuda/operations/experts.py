@@ -29,88 +29,80 @@ from augury.lowering.rewrites import FeedExpertsAndAdd, MultiplyActivated
 GATINGS = {each: getattr(experts, each.name) for each in Gating}
 
 
-@EMITTERS.of(ChooseExperts)
-class ChooseExpertsEmitter(OperationEmitter[ChooseExperts]):
-    """Sorts the tokens of a pass by expert, on the device, so that a few at a time share one reading of its weights."""
-
-    def buffers(self) -> Mapping[str, int]:
-        router, n_most = self.operation.router, _n_most(self.operation)
-        return {
-            "scores of experts": 4 * MAX_TOKENS * (2 * router.logits.n_out + router.n_groups),
-            "weights of experts": 4 * (n_most + MAX_TOKENS),
-            "routes": 4 * routes.SECTIONS * n_most,
-            "counters": 4,
-        }
-
-    def emit(self, tape: Tape) -> None:
-        tape.launch(experts.route, (1,), THREADS, params=self.arguments(tape))
-
-    def arguments(self, tape: Tape) -> Any:
-        """The arguments of kernels; leaves the routes to their readers."""
-        operation, router, buffers = self.operation, self.operation.router, tape.buffers
-        logits, n_experts = self.layout.rows(operation.logits, tape), router.logits.n_out
-        is_joined = bool(operation.joined) and tape.weights.join(operation.joined)
-        k, n_most = router.n_used + is_joined, _n_most(operation)
-        tile = self._tile(tape, tape.size.n_tokens * k)
-        n_tiles = min(tape.size.n_tokens * k, n_experts + is_joined + tape.size.n_tokens * k // tile)
-        tape.tiles[operation.out] = Tiles(buffers["routes"], n_tiles, tile, n_most, k)
-        arguments: Arguments = {"logits": logits.at, "width": logits.width, "values": buffers["scores of experts"]}
-        arguments |= {"weights": buffers["weights of experts"], "routes": buffers["routes"], "n_most": n_most}
-        arguments |= {"n_experts": n_experts, "k": router.n_used, "gating": GATINGS[router.gating]}
-        arguments |= {"is_normalised": router.is_normalised, "n_groups": router.n_groups, "n_alike": router.n_alike}
-        arguments |= {"n_groups_used": router.n_groups_used, "scale": router.scale, "tile": tile, "is_joined": is_joined}
-        arguments["has_share"] = operation.share is not None
-        if router.bias is not None:
-            arguments |= {"bias": tape.weights.vector(router.bias), "has_bias": True}
-        if router.token_experts is not None:
-            arguments |= {"table": tape.weights.integers(router.token_experts), "has_table": True}
-        return experts.RouteArgs(**arguments)
-
-    def _tile(self, tape: Tape, n_rows: int) -> int:
-        """How many of a pass's rows share a reading of an expert's weights: as many as it is likely to have.
-
-        Of more, its weights are read again, from a nearer memory. See docs/cuda.md for when tensor cores multiply.
-        """
-        block, n_tokens = self.operation.experts, tape.size.n_tokens
-        wanted = 1 if n_tokens == 1 else max(2, 2 * n_rows // block.up.n)
-        parts = [part for part in (block.gate, block.up, block.down) if part is not None]
-        if wanted > TILES[-1] and n_tokens > FEW_TOKENS and not any(map(tape.weights.is_float, parts)):
-            return MATRIX_TILE
-        return next((each for each in TILES if each >= wanted), TILES[-1])
-
-
 def _n_most(choice: ChooseExperts) -> int:
     """Rows of a pass that go to experts, at most."""
     return MAX_TOKENS * (choice.router.n_used + bool(choice.joined))
 
 
-@EMITTERS.of(MultiplyAndChoose)
-class MultiplyAndChooseEmitter(OperationEmitter[MultiplyAndChoose]):
+def _choice_buffers(operation: ChooseExperts) -> dict[str, int]:
+    router, n_most = operation.router, _n_most(operation)
+    return {
+        "scores of experts": 4 * MAX_TOKENS * (2 * router.logits.n_out + router.n_groups),
+        "weights of experts": 4 * (n_most + MAX_TOKENS),
+        "routes": 4 * routes.SECTIONS * n_most,
+        "counters": 4,
+    }
+
+
+@launches(ChooseExperts, buffers=_choice_buffers)
+def _choose(operation: ChooseExperts, layout: Layout, tape: Tape) -> None:
+    """Sorts the tokens of a pass by expert, on the device, so that a few at a time share one reading of its weights."""
+    tape.launch(experts.route, (1,), THREADS, params=_choice_args(operation, layout, tape))
+
+
+def _choice_args(operation: ChooseExperts, layout: Layout, tape: Tape) -> Any:
+    """The arguments of kernels; leaves the routes to their readers."""
+    router, buffers = operation.router, tape.buffers
+    logits, n_experts = layout.rows(operation.logits, tape), router.logits.n_out
+    is_joined = bool(operation.joined) and tape.weights.join(operation.joined)
+    k, n_most = router.n_used + is_joined, _n_most(operation)
+    tile = _tile_of(operation, tape, tape.size.n_tokens * k)
+    n_tiles = min(tape.size.n_tokens * k, n_experts + is_joined + tape.size.n_tokens * k // tile)
+    tape.tiles[operation.out] = Tiles(buffers["routes"], n_tiles, tile, n_most, k)
+    arguments: Arguments = {"logits": logits.at, "width": logits.width, "values": buffers["scores of experts"]}
+    arguments |= {"weights": buffers["weights of experts"], "routes": buffers["routes"], "n_most": n_most}
+    arguments |= {"n_experts": n_experts, "k": router.n_used, "gating": GATINGS[router.gating]}
+    arguments |= {"is_normalised": router.is_normalised, "n_groups": router.n_groups, "n_alike": router.n_alike}
+    arguments |= {"n_groups_used": router.n_groups_used, "scale": router.scale, "tile": tile, "is_joined": is_joined}
+    arguments["has_share"] = operation.share is not None
+    if router.bias is not None:
+        arguments |= {"bias": tape.weights.vector(router.bias), "has_bias": True}
+    if router.token_experts is not None:
+        arguments |= {"table": tape.weights.integers(router.token_experts), "has_table": True}
+    return experts.RouteArgs(**arguments)
+
+
+def _tile_of(operation: ChooseExperts, tape: Tape, n_rows: int) -> int:
+    """How many of a pass's rows share a reading of an expert's weights: as many as it is likely to have.
+
+    Of more, its weights are read again, from a nearer memory. See docs/cuda.md for when tensor cores multiply.
+    """
+    block, n_tokens = operation.experts, tape.size.n_tokens
+    wanted = 1 if n_tokens == 1 else max(2, 2 * n_rows // block.up.n)
+    parts = [part for part in (block.gate, block.up, block.down) if part is not None]
+    if wanted > TILES[-1] and n_tokens > FEW_TOKENS and not any(map(tape.weights.is_float, parts)):
+        return MATRIX_TILE
+    return next((each for each in TILES if each >= wanted), TILES[-1])
+
+
+@launches(MultiplyAndChoose, buffers=lambda both: _choice_buffers(both.operations[1]))
+def _multiply_and_choose(operation: MultiplyAndChoose, layout: Layout, tape: Tape) -> None:
     """Makes a router's logits and chooses by them: of few tokens in one launch."""
-
-    def __init__(self, operation: MultiplyAndChoose, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        self._choice = ChooseExpertsEmitter(operation.operations[1], scope)
-
-    def buffers(self) -> Mapping[str, int]:
-        return self._choice.buffers()
-
-    def emit(self, tape: Tape) -> None:
-        logits, first = self.operation.operations[0], self._choice.operation.logits
-        assert isinstance(logits, Multiply)
-        columns = [self.layout.row(out)[1] - self.layout.row(first)[1] for out in logits.out]
-        found = tape.weights.products([*zip(logits.linears, columns, strict=True)])
-        if len(found) > 1 or found[0][0].format.name != "F32" or tape.size.n_tokens > FEW_TOKENS:
-            multiply(logits, self.layout, tape)
-            self._choice.emit(tape)
-            return
-        matrix, at_once = found[0][0], tile_of(found[0][0], tape.size.n_tokens)
-        n_warps = max(WARPS, matrix.n_cuts)
-        n_blocks = -(-matrix.n_tiles * matrix.n_cuts // n_warps)
-        grid = (n_blocks, -(-tape.size.n_tokens // at_once))
-        product: Arguments = {"w": matrix.arguments, "counters": tape.buffers["counters"], "n_blocks": n_blocks}
-        product["x"] = self.layout.operand(logits.x, tape).source(is_float=True)
-        tape.launch(experts.ROUTE[at_once], grid, WARP * n_warps, params=self._choice.arguments(tape), **product)
+    logits, choice = operation.operations
+    assert isinstance(logits, Multiply) and isinstance(choice, ChooseExperts)  # noqa: PT018
+    columns = [layout.row(out)[1] - layout.row(choice.logits)[1] for out in logits.out]
+    found = tape.weights.products([*zip(logits.linears, columns, strict=True)])
+    if len(found) > 1 or found[0][0].format.name != "F32" or tape.size.n_tokens > FEW_TOKENS:
+        multiply(logits, layout, tape)
+        _choose(choice, layout, tape)
+        return
+    matrix, at_once = found[0][0], tile_of(found[0][0], tape.size.n_tokens)
+    n_warps = max(WARPS, matrix.n_cuts)
+    n_blocks = -(-matrix.n_tiles * matrix.n_cuts // n_warps)
+    grid = (n_blocks, -(-tape.size.n_tokens // at_once))
+    product: Arguments = {"w": matrix.arguments, "counters": tape.buffers["counters"], "n_blocks": n_blocks}
+    product["x"] = layout.operand(logits.x, tape).source(is_float=True)
+    tape.launch(experts.ROUTE[at_once], grid, WARP * n_warps, params=_choice_args(choice, layout, tape), **product)
 
 
 @launches(SharedExpert)

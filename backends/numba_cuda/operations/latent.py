@@ -19,7 +19,8 @@ from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, M
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.operations.attention import FOREVER, choice_args, parts_bytes, shares_of, sharpened, turned
-from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope
+from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, Scope, launches
+from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.operations.rewrites import AttendLatents, MultiplyHeadsGated
 from augury.backends.numba_cuda.products import WARPS, DeviceRows, Operand, Tiles, units_of
 from augury.backends.numba_cuda.tape import Tape, splits_of, warps_of
@@ -113,29 +114,24 @@ class AttendLatentsEmitter(OperationEmitter[AttendLatents]):
         return tape.buffers[_ROWS] if zeros is None else zeros
 
 
-@EMITTERS.of(MultiplyHeads, MultiplyHeadsGated)
-class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads | MultiplyHeadsGated]):
+@launches(MultiplyHeads, MultiplyHeadsGated, buffers=lambda heads: _buffers(heads.matrices))
+def _multiply_heads(operation: MultiplyHeads | MultiplyHeadsGated, layout: Layout, tape: Tape) -> None:
     """Multiplies heads by matrices, and puts the products of a token side by side, perhaps gated."""
-
-    def buffers(self) -> Mapping[str, int]:
-        return _buffers(self.operation.matrices)
-
-    def emit(self, tape: Tape) -> None:
-        operation, layout, matrices, n = self.operation, self.layout, self.operation.matrices, tape.size.n_tokens
-        x, to = tape.operand(_SPLIT, matrices.n_in, [matrices]), layout.operand(operation.out, tape)
-        if not isinstance(layout.maker(operation.x), AttendLatents):
-            heads, sizes = layout.rows(operation.x, tape), {"head_dim": matrices.n_in, "size": matrices.n_in}
-            _emit_rows(tape, kernels.split_heads, x, matrices.n * n, x=heads.at, stride=heads.width, **sizes)
-        tiles = _tiles_of(tape, matrices.n)
-        gates: Arguments = {}
-        if isinstance(operation, MultiplyHeadsGated):
-            rows = layout.rows(operation.gates, tape)
-            gates = {"gates": rows.at, "gate_stride": rows.width, "gate_size": operation.out.width // operation.gates.width}
-        elif tape.multiply_heads(x, matrices, to, tiles):
-            return
-        made = DeviceRows(tape.buffers[_ROWS], matrices.n_out)
-        tape.multiply_tiles(x, [matrices], made, tiles)
-        _emit_rows(tape, kernels.join_heads, to, n, x=made.at, size=made.width, n_values=operation.out.width, **gates)
+    matrices, n = operation.matrices, tape.size.n_tokens
+    x, to = tape.operand(_SPLIT, matrices.n_in, [matrices]), layout.operand(operation.out, tape)
+    if not isinstance(layout.maker(operation.x), AttendLatents):
+        heads, sizes = layout.rows(operation.x, tape), {"head_dim": matrices.n_in, "size": matrices.n_in}
+        _emit_rows(tape, kernels.split_heads, x, matrices.n * n, x=heads.at, stride=heads.width, **sizes)
+    tiles = _tiles_of(tape, matrices.n)
+    gates: Arguments = {}
+    if isinstance(operation, MultiplyHeadsGated):
+        rows = layout.rows(operation.gates, tape)
+        gates = {"gates": rows.at, "gate_stride": rows.width, "gate_size": operation.out.width // operation.gates.width}
+    elif tape.multiply_heads(x, matrices, to, tiles):
+        return
+    made = DeviceRows(tape.buffers[_ROWS], matrices.n_out)
+    tape.multiply_tiles(x, [matrices], made, tiles)
+    _emit_rows(tape, kernels.join_heads, to, n, x=made.at, size=made.width, n_values=operation.out.width, **gates)
 
 
 def _buffers(matrices: Matrices) -> dict[str, int]:

@@ -91,29 +91,25 @@ def _column(first: DeviceRows, other: DeviceRows) -> int:
     return (other.at.offset - first.at.offset) // 4
 
 
-@EMITTERS.of(Decay, DecayByKey)
-class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
-    """Makes decays of heads, or by key channel, and betas of heads."""
-
-    def emit(self, tape: Tape, heads: ScaleToLength | None = None) -> None:
-        """See `OperationEmitter.emit`; heads are divided by their lengths in the same launch."""
-        decay, layout, weights = self.operation, self.layout, tape.weights
-        if decay.a is None:
-            raise UnsupportedError("betas with biases and without decays; use backend reference")
-        t, n = layout.rows(decay.t, tape), decay.t.width
-        arguments: Arguments = {"times": t.at, "times_stride": t.width, "size": n, "n_betas": n}
-        if decay.b is not None:
-            b = layout.rows(decay.b, tape)
-            arguments |= {"betas": b.at, "betas_stride": b.width, "n_betas": decay.b.width, "has_betas": True}
-        if isinstance(decay, DecayByKey):
-            a = decay.a
-            arguments |= {"a": weights.flat(a.weight, a.shapes[a.weight], decay.key_dim), "floor": decay.floor or 0.0}
-        else:
-            arguments["a"] = weights.vector(decay.a)
-            if decay.dt is not None:
-                arguments |= {"dt": weights.vector(decay.dt), "has_dt": True}
-        grid, of = (_n_units(heads) + -(-n // WARP), tape.size.n_tokens), TimesArgs(**arguments)
-        tape.launch(recurrent_ends.decay, grid, WARP, of=of, **_begin(tape, layout, decay.out, heads))
+@launches(Decay, DecayByKey)
+def _decay(decay: Decay | DecayByKey, layout: Layout, tape: Tape, heads: ScaleToLength | None = None) -> None:
+    """Makes decays of heads, or by key channel, and betas of heads; divides heads by their lengths in the same launch."""
+    if decay.a is None:
+        raise UnsupportedError("betas with biases and without decays; use backend reference")
+    weights, t, n = tape.weights, layout.rows(decay.t, tape), decay.t.width
+    arguments: Arguments = {"times": t.at, "times_stride": t.width, "size": n, "n_betas": n}
+    if decay.b is not None:
+        b = layout.rows(decay.b, tape)
+        arguments |= {"betas": b.at, "betas_stride": b.width, "n_betas": decay.b.width, "has_betas": True}
+    if isinstance(decay, DecayByKey):
+        a = decay.a
+        arguments |= {"a": weights.flat(a.weight, a.shapes[a.weight], decay.key_dim), "floor": decay.floor or 0.0}
+    else:
+        arguments["a"] = weights.vector(decay.a)
+        if decay.dt is not None:
+            arguments |= {"dt": weights.vector(decay.dt), "has_dt": True}
+    grid, of = (_n_units(heads) + -(-n // WARP), tape.size.n_tokens), TimesArgs(**arguments)
+    tape.launch(recurrent_ends.decay, grid, WARP, of=of, **_begin(tape, layout, decay.out, heads))
 
 
 @launches(ScaleToLength)
@@ -122,18 +118,12 @@ def _scale_to_length(heads: ScaleToLength, layout: Layout, tape: Tape) -> None:
     tape.launch(recurrent_ends.decay, (_n_units(heads), tape.size.n_tokens), WARP, **_begin(tape, layout, (), heads))
 
 
-@EMITTERS.of(ScaleAndDecay)
-class ScaleAndDecayEmitter(OperationEmitter[ScaleAndDecay]):
+@launches(ScaleAndDecay)
+def _scale_and_decay(operation: ScaleAndDecay, layout: Layout, tape: Tape) -> None:
     """Divides heads by their lengths, and makes decays, in one launch."""
-
-    def __init__(self, operation: ScaleAndDecay, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        self._heads, decay = operation.operations
-        self._decay = DecayEmitter(decay, scope)
-
-    def emit(self, tape: Tape) -> None:
-        assert isinstance(self._heads, ScaleToLength)
-        self._decay.emit(tape, self._heads)
+    heads, decay = operation.operations
+    assert isinstance(heads, ScaleToLength) and isinstance(decay, Decay | DecayByKey)  # noqa: PT018
+    _decay(decay, layout, tape, heads)
 
 
 def _begin(tape: Tape, layout: Layout, out: tuple[Value, ...], heads: ScaleToLength | None) -> Arguments:

@@ -114,45 +114,35 @@ def _activate(operation: Activate, layout: Layout, tape: Tape) -> None:
     activate(tape, _gate_of(operation), x, up, to, operation.out.width, divisors=operation.divisors)
 
 
-@EMITTERS.of(AddLowRank)
-class AddLowRankEmitter(OperationEmitter[AddLowRank]):
+@launches(AddLowRank, buffers=lambda add: {_LOW: 4 * MAX_TOKENS * len(add.low_rank.adapters)})
+def _add_low_rank(operation: AddLowRank, layout: Layout, tape: Tape) -> None:
     """Adds to products, where they lie, what adapters have for them."""
-
-    def buffers(self) -> Mapping[str, int]:
-        return {_LOW: 4 * MAX_TOKENS * len(self.operation.low_rank.adapters)}
-
-    def emit(self, tape: Tape) -> None:
-        operation, low_rank, constant = self.operation, self.operation.low_rank, tape.weights.constant
-        x, y = self.layout.rows(operation.x, tape), self.layout.rows(operation.y, tape)
-        arrays = {"down": low_rank.down, "up": low_rank.up, "adapters": low_rank.adapters}
-        given = {name: constant((low_rank, name), partial(np.asarray, array)) for name, array in arrays.items()}
-        places = {"x": x.at, "y": y.at, "low": tape.buffers[_LOW], "scales": tape.buffers[SCALES]}
-        n_ranks, width = len(low_rank.adapters), operation.y.width
-        sizes = {"x_stride": x.width, "y_stride": y.width, "n_in": operation.x.width, "n_out": width}
-        params = LowRankArgs(**given, **places, **sizes, n_ranks=n_ranks, n_adapters=low_rank.n_adapters)
-        tape.launch(low_rank_down, (n_ranks, tape.size.n_tokens), WARP, params=params)
-        tape.launch(low_rank_up, (-(-width // THREADS), tape.size.n_tokens), THREADS, params=params)
+    low_rank, x, y = operation.low_rank, layout.rows(operation.x, tape), layout.rows(operation.y, tape)
+    arrays = {"down": low_rank.down, "up": low_rank.up, "adapters": low_rank.adapters}
+    given = {name: tape.weights.constant((low_rank, name), partial(np.asarray, array)) for name, array in arrays.items()}
+    places = {"x": x.at, "y": y.at, "low": tape.buffers[_LOW], "scales": tape.buffers[SCALES]}
+    n_ranks, width = len(low_rank.adapters), operation.y.width
+    sizes = {"x_stride": x.width, "y_stride": y.width, "n_in": operation.x.width, "n_out": width}
+    params = LowRankArgs(**given, **places, **sizes, n_ranks=n_ranks, n_adapters=low_rank.n_adapters)
+    tape.launch(low_rank_down, (n_ranks, tape.size.n_tokens), WARP, params=params)
+    tape.launch(low_rank_up, (-(-width // THREADS), tape.size.n_tokens), THREADS, params=params)
 
 
-@EMITTERS.of(Add)
-class AddEmitter(OperationEmitter[Add]):
+@launches(Add, buffers=lambda add: {"y": 4 * MAX_TOKENS * add.y.width})
+def _add(operation: Add, layout: Layout, tape: Tape) -> None:
     """Adds rows to x, or their norm, unless the kernel that makes them does so."""
-
-    def buffers(self) -> Mapping[str, int]:
-        return {"y": 4 * MAX_TOKENS * self.operation.y.width}
-
-    def emit(self, tape: Tape) -> None:
-        y, norm = self.operation.y, self.operation.norm
-        if self.layout.adds(y):
+    y, norm = operation.y, operation.norm
+    if layout.adds(y):
+        return
+    later = DeviceRows(tape.buffers["y"], tape.x.width)
+    if not layout.is_left(y):
+        rows = layout.rows(y, tape)
+        tape.add_pending()
+        if norm is None:
+            tape.blend(tape.x, rows, 1.0, 1.0)
             return
-        if not self.layout.is_left(y):
-            rows = self.layout.rows(y, tape)
-            tape.add_pending()
-            if norm is None:
-                tape.blend(tape.x, rows, 1.0, 1.0)
-                return
-            tape.blend(DeviceRows(tape.buffers["y"], tape.x.width), rows, 0.0, 1.0)
-        tape.add_rows_later(DeviceRows(tape.buffers["y"], tape.x.width), norm)
+        tape.blend(later, rows, 0.0, 1.0)
+    tape.add_rows_later(later, norm)
 
 
 @launches(AddStream)
