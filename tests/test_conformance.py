@@ -15,9 +15,8 @@ from augury.testing.backend.checks import BACKEND_CHECKS
 from augury.testing.backend.subject import backend_subject
 from augury.testing.constraint import CONSTRAINT_CHECKS, constraint_subject
 from augury.testing.drafter.engines import WAYS, chained
-from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
-from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
-from augury.testing.memory.suite import MEMORY_CHECKS, memory_subject
+from augury.testing.drafter.suite import DRAFTER_CHECKS, REJECTION_CHECKS, drafter_subject
+from augury.testing.memory import MEMORY_CHECKS, memory_subject
 from augury.testing.tiny_model import write_tiny_tokenizer
 from augury.testing.toys import TINY_DRAFT
 

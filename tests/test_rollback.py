@@ -12,7 +12,7 @@ from augury import AuguryError, Registry
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.options import build
-from augury.testing.memory.driven_memory import DrivenMemory, Guess
+from augury.testing.memory import DrivenMemory, Guess
 from augury.testing.toy_model import ToyModel, ToyRecurrentModel
 from augury.types import Draft, ModelOptions
 

@@ -192,17 +192,8 @@ def check_architecture(
 ) -> None:
     """Prove that an architecture keeps its contracts: on a file, and on all that differ from it in one key or tensor.
 
-    Whether the numbers are right, only a comparison with another implementation can tell.
-
-    Args:
-        architecture: A class, or the name of an installed one.
-        file: A small model of the family, or where it is.
-        registry: Where a name is looked up; None for installed plugins.
-
-    Raises:
-        ContractError: It breaks a contract; the message says which, how, and where it is documented.
-        ModelFileError: The file cannot be read.
-        PluginError: There is no such architecture, or the class is none.
+    Whether the numbers are right, only a comparison with another implementation can tell. The file is a small model of the
+    family, or where it is; one that cannot be read is a ModelFileError. For the rest see `augury.testing`.
     """
     found = (registry or registry_with_toys()).find("architecture", architecture)
     opened = file if isinstance(file, ModelFile) else ModelFile.open(file)

@@ -199,17 +199,7 @@ def check_constraint(
 ) -> None:
     """Prove that a constraint keeps its contracts: along random outputs, and in engines with and without drafts.
 
-    Its tokenizer is a small one of bytes, some of them merged, and one end token.
-
-    Args:
-        constraint: A class, or the name of an installed one.
-        options: Values of its options by name.
-        registry: Where a name is looked up; None for installed plugins.
-
-    Raises:
-        ContractError: It breaks a contract; the message says which, how, and where it is documented.
-        OptionError: The options do not fit it.
-        PluginError: There is no such constraint, or the class is none.
+    Its tokenizer is a small one of bytes, some of them merged, and one end token. For the rest see `augury.testing`.
 
     >>> check_constraint("choice", {"texts": "yes|no"})
     """

@@ -176,23 +176,14 @@ class _Interrupt(Progress):
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """The files below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def check_source(source: type[Source] | str, reference: str, unknown: str, *, registry: Registry | None = None) -> None:
     """Prove that a source keeps its contracts, in folders of its own.
 
-    Args:
-        source: A class, or the name of an installed one.
-        reference: A reference that it can fetch, some thirty times over: best a small file, from a server that the test stands
-            in for.
-        unknown: A reference that it handles and cannot fetch, such as a model that does not exist.
-        registry: Where a name is looked up; None for installed plugins.
-
-    Raises:
-        ContractError: It breaks a contract; the message says which, how, and where it is documented.
-        PluginError: There is no such source, or the class is none.
+    It is to fetch `reference`, some thirty times over: best a small file, from a server that the test stands in for. `unknown`
+    is a reference that it handles and cannot fetch, such as a model that does not exist. For the rest see `augury.testing`.
     """
     found = (registry or registry_with_toys()).find("source", source)
     SOURCE_CHECKS.run(SourceSubject(found, reference, unknown))

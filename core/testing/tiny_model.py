@@ -59,7 +59,7 @@ def write_tiny_model(
     """Write a model with a byte-level vocabulary.
 
     Args:
-        path: Where to.
+        path: The file.
         seed: Of the layers. Models that differ in it alone are often, but not always of the same mind, as a draft model is
             of its target's.
         errors: Faults of the toy backend: see `ToyModel`.

@@ -131,7 +131,6 @@ class ToyModel(Model):
         return _bytes(held)
 
     def _of(self, held: Any, n_layers: int | None) -> np.ndarray:
-        """The logits."""
         return self.logits(held, n_layers=n_layers)
 
     def _mtp(self, batch: Batch) -> Pass:
@@ -175,10 +174,7 @@ class ToyModel(Model):
         return values if digest[9] >= errors * 256 else _normal(digest[10:18], self.info.n_vocab)
 
     def slot_memory(self, slot: int, n: int, start: int | None = None) -> Sequence[np.ndarray]:
-        return [self.cells[slot, start:n], *self._mtp_memory(slot, n, start)]
-
-    def _mtp_memory(self, slot: int, n: int, start: int | None) -> Sequence[np.ndarray]:
-        return [self.mtp_cells[slot, start:n]] if self.info.heads else []
+        return [cells[slot, start:n] for cells in (self.cells, self.mtp_cells)[: 1 + bool(self.info.heads)]]
 
     def memory_table(self) -> Sequence[Allocation]:
         return [Allocation("cells", self.cells.nbytes)]

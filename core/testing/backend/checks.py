@@ -16,7 +16,7 @@ from augury.errors import AuguryError, CapacityError, ModelFileError, OptionErro
 from augury.interfaces import Backend, Model
 from augury.passes import Pass
 from augury.registry import Registry
-from augury.testing.backend import contract
+from augury.testing.backend import subject as contract
 from augury.testing.backend.subject import N_CTX, BackendSubject, backend_subject
 from augury.testing.contract import Checks, Contract, try_examples
 from augury.testing.tiny_model import N_VOCAB
@@ -357,20 +357,11 @@ def check_backend(
     registry: Registry | None = None,
     n_examples: int = 15,
 ) -> None:
-    """Prove that a backend keeps its contracts, on a tiny model with weights of several types.
+    """Prove that a backend keeps its contracts, on a tiny model with weights of several types; see `augury.testing`.
 
-    Args:
-        backend: A class, or the name of an installed one.
-        options: Values of its options by name.
-        tolerance: Mean squared error of its logits as a share of their mean square, at most; None for its own `tolerance`.
-        registry: Where everything is found; None for installed plugins.
-        n_examples: Random cuts of texts, and random trees, that are tried; fewer for a backend that takes minutes for them.
-
-    Raises:
-        ContractError: It breaks a contract; the message says which, how, and where it is documented.
-        UnsupportedError: It cannot run on this machine.
-        OptionError: The options do not fit it, or hypothesis is not installed.
-        PluginError: There is no such backend, or the class is none.
+    One that cannot run on this machine is an UnsupportedError. `tolerance` is the mean squared error of its logits as a share
+    of their mean square, at most; None for its own. `n_examples` random cuts of texts, and random trees, are tried: fewer for a
+    backend that takes minutes for them.
     """
     subject = backend_subject(backend, options, tolerance=tolerance, registry=registry, n_examples=n_examples)
     BACKEND_CHECKS.run(subject)

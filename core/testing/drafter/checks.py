@@ -182,7 +182,6 @@ def _compare(subject: Subject, promise: Contract, option: str, scripts: list[Scr
 
 
 def _check_knows_asks(subject: Subject, promise: Contract, seen: str) -> None:
-    """See that it has a `draft_together` of its own."""
     if getattr(subject.drafter.draft_together, "__func__", None) is vars(Drafter)["draft_together"].__func__:
         raise promise.broken(subject.name, seen)
 

@@ -243,7 +243,6 @@ class ScriptedDrafting(Drafting):
         return choices
 
     def _part(self, slot: SlotProposals, drafter: RequestDrafter, draft: Draft, k: int) -> VerifiedNodes:
-        """The beginning of a draft alone."""
         slot.take(drafter, draft)
         part = draft.cut(k)
         return VerifiedNodes(slot, part, range(len(part)))

@@ -129,11 +129,7 @@ class StrictEngine(Engine):
         self._drafting.on_failure = lambda *failure: failures.append(failure[:3])  # the thread must not hold the engine
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close.
-
-        Raises:
-            ContractError: A drafter failed.
-        """
+        """Close. Raises ContractError: a drafter failed."""
         super().__exit__(kind, error, trace)
         if error is None and self._failures:
             name, method, failure = self._failures[0]

@@ -92,11 +92,7 @@ class Watched(Drafter):
         self.__call("close", super().close)
 
     def check_references(self) -> None:
-        """See that nothing looks into the memory of a history that is over.
-
-        Raises:
-            ContractError: A view of it still lives.
-        """
+        """See that nothing looks into the memory of a history that is over. Raises ContractError: a view of it still lives."""
         if sys.getrefcount(self.__text) != self.__n_own_references:
             gc.collect()  # which looks at all that there is: only where a circle may hold the view
         if n_strange := sys.getrefcount(self.__text) - self.__n_own_references:
