@@ -15,7 +15,7 @@ import attrs
 
 from augury.blocks import Block, LatentAttention, ModelPlan, NormKind
 from augury.errors import UnsupportedError
-from augury.plugins.compressed_attention.block import CompressedAttention
+from augury.plugins.compressed_attention.deepseek4 import CompressedAttention
 from augury.registry import Registry
 from augury.types import ModelOptions
 

@@ -34,19 +34,10 @@ def with_adapters(plan: ModelPlan, adapters: Sequence[Adapter]) -> ModelPlan:
     def changed(part: _Part) -> _Part:
         return _adapted(part, lambda linear: _low_rank(linear, adapters))
 
-    def of_layers(layers: Any) -> Any:
-        return tuple(layer.with_blocks(changed) for layer in layers)
-
-    mtp = tuple(
-        evolve(
-            each,
-            layers=of_layers(each.layers),
-            **{name: changed(getattr(each, name)) for name in ("embedding", "input", "output")},
-        )
-        for each in plan.mtp
-    )
-    layers, embedding, output = of_layers(plan.layers), changed(plan.embedding), changed(plan.output)
-    return evolve(plan, layers=layers, embedding=embedding, output=output, mtp=mtp, n_adapters=len(adapters))
+    plan, ends = plan.with_blocks(changed), ("embedding", "input", "output")
+    mtp = tuple(evolve(each, **{name: changed(getattr(each, name)) for name in ends}) for each in plan.mtp)
+    embedding, output = changed(plan.embedding), changed(plan.output)
+    return evolve(plan, embedding=embedding, output=output, mtp=mtp, n_adapters=len(adapters))
 
 
 def products_of(plan: ModelPlan) -> set[str]:

@@ -11,22 +11,20 @@ from functools import cached_property
 from augury.errors import OptionError, PromptTooLongError
 from augury.memory_limit import require_address_space
 from augury.text.bpe import BytePairCodec, DnaCodec
+from augury.text.plamo import PlamoCodec
 from augury.text.sentence_piece import SentencePieceCodec
 from augury.text.special_token import Partition, TokenType
-from augury.text.unigram import PlamoCodec, UnigramCodec
 from augury.text.vocabulary import Codec, Vocabulary, read_vocabulary
 
 _NOT_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
 _SILENT = (TokenType.UNUSED, TokenType.UNDEFINED)
 _LARGE = 1 << 18  # characters
-_SWALLOWS_WORDS = ("t5", "hybriddna")  # kinds of which a word may be one unknown token
-_WORD = 1024  # bytes that one is taken to have
+_WORD = 1024  # bytes that a word is taken to have which may be one unknown token
 _CODECS: dict[str, Callable[[Vocabulary], Codec]] = {  # by tokenizer.ggml.model
     "llama": SentencePieceCodec,
     "gpt2": BytePairCodec,
     "gemma4": BytePairCodec,
     "hybriddna": DnaCodec,
-    "t5": UnigramCodec,
     "plamo2": PlamoCodec,
 }
 
@@ -131,7 +129,7 @@ class Tokenizer:
         if end == "bos" and isinstance(codec, BytePairCodec) and vocabulary.pre in ("gemma4", "granite-embed-multi-311m"):
             return True
         said = vocabulary.flag(f"add_{end}_token")
-        return (codec.adds_bos if end == "bos" else codec.adds_eos) if said is None else said
+        return (codec.adds_bos if end == "bos" else False) if said is None else said
 
     @property
     def control_texts(self) -> list[str]:
@@ -151,7 +149,7 @@ class Tokenizer:
     @cached_property
     def _n_longest(self) -> int:
         """Bytes of the longest token."""
-        if self.kind in _SWALLOWS_WORDS:
+        if self.kind == "hybriddna":
             return _WORD
         texts, longest = self._vocabulary.tokens, 1
         for token in sorted(range(self.n_vocab), key=lambda token: -len(texts[token])):

@@ -20,7 +20,6 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PREFIX = "tokenizer.ggml."
 _DEFAULTS = {  # special tokens where a file does not name them, by kind
     "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
-    "t5": {"eos_token_id": 1, "unknown_token_id": 2},
     "plamo2": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
 }
 _NO_TOKEN = (-1, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)  # how some converters write that there is none
@@ -34,12 +33,10 @@ class Codec(ABC):
 
     Attributes:
         adds_bos: Whether texts begin with the bos token where the file does not say.
-        adds_eos: Whether texts end with the eos token where the file does not say.
         adds_space_prefix: Whether a space is put before text where the file does not say.
     """
 
     adds_bos = False
-    adds_eos = False
     adds_space_prefix = False
 
     @abstractmethod
@@ -62,7 +59,6 @@ class Vocabulary:
     tokens: list[str] = field(repr=False)  # bytes that are not UTF-8 are surrogate escapes
     ids: dict[str, int] = field(repr=False)  # token text → id
     types: np.ndarray = field(repr=False)  # (V,) int32, TokenType, put right where a text says more than the file
-    stated_types: np.ndarray = field(repr=False)  # as the file has them
     eog: frozenset[int]
     fim: dict[str, int]  # tokens for filling in the middle, see `assign_roles`
     strips_right: frozenset[int]  # special tokens to which white space after them belongs
@@ -92,12 +88,6 @@ class Vocabulary:
         found = _numbers(self._metadata, "suppress_tokens", "iu")
         return frozenset() if found is None else frozenset(found.tolist()) & frozenset(range(len(self.tokens)))
 
-    @property
-    def charsmap(self) -> bytes:
-        """How Unigram vocabularies normalise text."""
-        found = _numbers(self._metadata, "precompiled_charsmap", "iu")
-        return b"" if found is None else found.astype("u1").tobytes()
-
     def scores(self) -> np.ndarray:
         """The tokens' scores, (V,) float64.
 
@@ -112,9 +102,9 @@ class Vocabulary:
             raise ModelFileError(f"{_PREFIX}scores has no number for token {wrong}, expected one for each")
         return scores.astype(np.float32).astype(np.float64)
 
-    def of_type(self, *types: TokenType, is_stated: bool = False) -> list[int]:
-        """Ids of the tokens of these types, rising; `is_stated` takes the types as the file has them."""
-        ids: list[int] = np.flatnonzero(np.isin(self.stated_types if is_stated else self.types, types)).tolist()
+    def of_type(self, *types: TokenType) -> list[int]:
+        """Ids of the tokens of these types, rising."""
+        ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
         return ids
 
 
@@ -146,11 +136,10 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
     for token in np.flatnonzero(types == TokenType.BYTE).tolist():
         if _BYTE.fullmatch(tokens[token]) is None:
             raise ModelFileError(f"token {token} is {tokens[token]!r}, expected a byte as <0x00> to <0xFF>, as its type says")
-    stated_types = types.copy()
     named = {key: _token(metadata, kind, key, len(tokens)) for key in ROLE_KEYS}
     eog, fim = assign_roles(ids, types, {key: token for key, token in named.items() if token is not None})
     _warn_of_tokens(metadata, kind, len(tokens))
-    return Vocabulary(kind, tokens, ids, types, stated_types, eog, fim, _strips(metadata, ids, types), metadata)
+    return Vocabulary(kind, tokens, ids, types, eog, fim, _strips(metadata, ids, types), metadata)
 
 
 def _strings(metadata: Mapping[str, object], key: str) -> list[str]:

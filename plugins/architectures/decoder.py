@@ -210,7 +210,6 @@ class Decoder(Tensors):
         """The attention of a layer; q, k, v and o have biases where the file has them.
 
         Args:
-            layer: From 0.
             rope: Of its queries and keys, if any.
             scale: The scale of q · k, by default 1 / sqrt(D).
             names: The tensors of q, k and v, where no `attn_qkv` holds all three.
@@ -270,7 +269,6 @@ class Decoder(Tensors):
         """The feed-forward of a layer.
 
         Args:
-            layer: From 0.
             activation: The activation of its gate.
             gate: Whether it has a tensor of its own, is the first half of that of `up`, or does not exist.
             norm: The norm of its input, or the name of its tensor.

@@ -132,8 +132,6 @@ def _attention(decoder: Decoder, layer: int, window: int | None, *, is_normed: b
     """The attention of a layer, which reads the embedding, too, if it has a norm for what it reads beside that.
 
     Args:
-        decoder: Of the file.
-        layer: From 0.
         window: How many positions a token sees; None: all.
         is_normed: Whether what it reads beside the embedding is normed already.
     """
@@ -160,7 +158,6 @@ def output_of(
     """Its own, of all tokens or of the ones that it names, or the target's.
 
     Args:
-        decoder: Of the file.
         may_be_tied: Whether its own embedding serves as output rather than the target's.
         factor: The factor of the logits.
         softcap: The soft cap of the logits.

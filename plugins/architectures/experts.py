@@ -46,8 +46,6 @@ def limited_feed_forward(
     """The feed-forward of a layer, whose gates are limited where the file says so, for experts and for others.
 
     Args:
-        decoder: Of the file.
-        layer: From 0.
         has_biases: Whether the family takes note of biases where there are no experts.
         limits_activated: Whether activated gates are limited, not the gates themselves.
         shares_limit: Whether others have the limit of experts where the file does not state theirs.
@@ -85,8 +83,6 @@ def mixture(
     """The mixture of a layer, with a shared expert where the file has one.
 
     Args:
-        decoder: Of the file.
-        layer: From 0.
         gating: As the family has it; None: as `expert_gating_func` says.
         fallback: Its value without the key.
         activation: The activation of the experts' gates.
@@ -167,8 +163,6 @@ def expert_matrices(
     """The fields `gate`, `up` and `down` of a `MixtureOfExperts`.
 
     Args:
-        decoder: Of the file.
-        layer: From 0.
         n_experts: How many matrices each tensor holds.
         suffix: The end of their names.
         n_embd: The values that go in and come out, if not E.

@@ -45,14 +45,6 @@ Codeshell = Starcoder2.family(
         file, norm=NormKind.LAYER, embedding="token_embd" if "token_embd.weight" in file.tensors else "output"
     ),
 )
-PocketTTS = Transformer.family(
-    "pockettts",
-    "The language model of Pocket TTS, which has no logits of its own.",
-    decoder_args=_LAYER_NORMS,
-    rope_args={"is_interleaved": True},
-    ffn_args=_UNGATED,
-    output_args={"is_tied": True},
-)
 GptNeox = Transformer.family(
     "gptneox",
     "Attention and feed-forward in parallel, each with a norm of its own, or in sequence, as the file says.",

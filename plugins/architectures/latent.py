@@ -47,8 +47,6 @@ def latent_attention(
     """The latent attention of a layer.
 
     Args:
-        decoder: Of the file.
-        layer: From 0.
         rope: Of a part of queries, and of the keys' part that all heads share, if any.
         factor: The factor of the block's output.
         has_output_scale: Whether the family takes note of a scale tensor of o.
@@ -231,7 +229,6 @@ def chooses(decoder: Decoder, default: list[bool] | None, first: int = 0) -> lis
     """By layer whether it has an indexer, or uses the choice of the one before.
 
     Args:
-        decoder: Of the file.
         default: Where the file says nothing; None: it has to.
         first: The first layer that attends.
     """

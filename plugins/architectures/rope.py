@@ -38,7 +38,6 @@ def of_file(
     """Rotary positions with the scaling that a file states.
 
     Args:
-        decoder: Of the file.
         base: The base of the frequencies, if it is not `base_of(decoder)`.
         n_rot: Values of a head that are turned, where these layers do not turn `decoder.n_rot`.
         is_scaled: Whether the file's scaling applies to these layers.

@@ -189,7 +189,6 @@ def connection(decoder: Decoder, name: str, n_parts: int, **others: Any) -> Hype
     """The hyper-connection of tensors `NAME_fn`, `NAME_base` and `NAME_scale`.
 
     Args:
-        decoder: Of the file.
         name: The beginning of its tensors' names.
         n_parts: The number of parts of its coefficients: 1 to read streams, 2 to write them as well, 3 to mix them as well.
         **others: Other fields.

@@ -3,22 +3,99 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import attrs
+from attrs import evolve, frozen
 
-from augury.blocks import FeedForward, Gating, Integers, Layer, Matrices, MixtureOfExperts, Norm, Rope
+from augury.blocks import Block, FeedForward, Gating, Integers, Layer, Matrices, MixtureOfExperts, Norm, Preparation, Rope
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
+from augury.lowering import Attend, Choose, Multiply, MultiplyHeads, PositionChoice
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limited_feed_forward
 from augury.plugins.architectures.rope import MAX_POSITIONS, base_of, local_size
 from augury.plugins.architectures.streams import HyperConnected, mixed_streams
-from augury.plugins.compressed_attention.block import CompressedAttention
 from augury.plugins.pooling import PoolIndexer, Pooling
+
+if TYPE_CHECKING:
+    from augury.blocks import Linear, Vector
+    from augury.lowering import Builder, Value
 
 _OVERLAPPING = 4  # positions of the smaller blocks, which overlap
 _RATIOS = (0, _OVERLAPPING, 128)
+
+
+@frozen
+class CompressedAttention(Block):
+    """x += o(groups(softmax(scale * q k^T) k)), where all heads read the same rows k (D,), as keys and as values.
+
+    With n = norm(x), a token keeps k = rope(kv_norm(kv(n))). Queries (H, D) are rope(head_norm(q(q_norm(q_down(n))))). Rows are
+    those of the last `window` tokens and, with `pooling`, one for each whole block up to the token, or for the ones that the
+    `indexer` chooses, whose queries have the same input as q. `sinks` take part in softmax as scores without a value. Heads'
+    outputs are turned back by the rope of the token, and each group of as many heads has a matrix of its own before o.
+
+    Source: DeepSeek-AI 2026, "DeepSeek-V4", as llama.cpp computes it.
+    """
+
+    norm: Norm
+    q_down: Linear  # E → R
+    q_norm: Norm
+    q: Linear  # R → H * D
+    head_norm: Norm
+    kv: Linear  # E → D
+    kv_norm: Norm
+    rope: Rope
+    sinks: Vector  # (H,)
+    window: int
+    scale: float
+    groups: Matrices  # by group, of the heads that it has
+    o: Linear  # → E
+    pooling: Pooling | None = None  # to rows of D
+    indexer: PoolIndexer | None = None  # of blocks as large as those of `pooling`
+
+    @property
+    def n_heads(self) -> int:
+        """H."""
+        return self.sinks.size
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+        return self.kv.n_out
+
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
+        """Rows of tokens; the values to be pooled; pooled rows, in the place of their last token; the indexer's keys."""
+        rows = (("cache_type_k", 1, self.head_dim),)
+        if self.pooling is None:
+            return rows
+        pooled = (*rows, *self.pooling.cached("cache_type_k"))
+        return pooled if self.indexer is None else (*pooled, *self.indexer.cached())
+
+    def lower(self, build: Builder) -> None:
+        pooling, indexer, size = self.pooling, self.indexer, self.head_dim
+        to_pool, compared = () if pooling is None else pooling.linears, () if indexer is None else indexer.linears
+        n, linears = build.normalize(build.x, self.norm), (self.kv, *to_pool, *compared[1:], self.q_down)
+        row, *others, down = build.add(Multiply, n, linears, "queries, rows")
+        asking = build.normalize(down, self.q_norm)
+        *of_indexer, q = build.add(Multiply, asking, (*compared[:1], self.q), "queries")
+        steps = [Preparation(norm=norm, rope=self.rope) for norm in (self.head_norm, self.kv_norm)]
+        q, _ = build.prepare_heads([q, row], [size, size], steps, [None, 0])
+        choice = None
+        if pooling is not None:
+            pooling.pool(build, others[: len(to_pool)], 1)
+            choice = self._choice(build, pooling.size, [*of_indexer, *others[len(to_pool) :]])
+        heads, pooled = (self.n_heads, size, self.scale), None if choice is None else 2
+        window = self.window if choice is None else None  # a list has no other positions than those in the window
+        y = build.add(Attend, q, 0, None, *heads, window=window, sinks=self.sinks, choice=choice, pooled=pooled)
+        (y,) = build.prepare_heads([y], [size], [Preparation(rope=evolve(self.rope, frequencies=-self.rope.frequencies))])
+        build.add_product(build.add(MultiplyHeads, y, self.groups), self.o, "attention's output")
+
+    def _choice(self, build: Builder, size: int, compared: list[Value]) -> PositionChoice:
+        """The last tokens, and the blocks that take part."""
+        if self.indexer is None:
+            return build.add(Choose, out=PositionChoice(1, size=size, window=self.window, is_all=True))
+        return self.indexer.choose(build, compared, 3, window=self.window)
 
 
 class DeepSeek4(HyperConnected):
@@ -60,12 +137,11 @@ class DeepSeek4(HyperConnected):
             keys.fail("attention.output_group_count", n_groups, f"a divisor of the {n_heads} heads")
         base = base_of(decoder, "attention.compress_rope_freq_base") if ratio else None
         rope = decoder.rope(is_interleaved=True, base=base, is_scaled=ratio > 0)
-        rope = attrs.evolve(rope, magnitude=1.0, offset=size - n_rot)
+        rope = evolve(rope, magnitude=1.0, offset=size - n_rot)
         groups = Matrices(f"{at}.attn_output_a.weight", n_groups, n_heads // n_groups * size, n_out)
-        sinks = decoder.vector(f"{at}.attn_sinks.weight", n_heads)
         stored = decoder.file.tensor(groups.weight).shape
         if stored == (n_groups * n_out, groups.n_in):
-            groups = attrs.evolve(groups, is_flat=True)
+            groups = evolve(groups, is_flat=True)
         decoder.check(groups)
         return CompressedAttention(
             norm=decoder.norm(f"{at}.attn_norm"),
@@ -76,7 +152,7 @@ class DeepSeek4(HyperConnected):
             kv=decoder.matrix(f"{at}.attn_kv", n_embd, size),
             kv_norm=decoder.norm(f"{at}.attn_kv_a_norm", size),
             rope=rope,
-            sinks=sinks,
+            sinks=decoder.vector(f"{at}.attn_sinks.weight", n_heads),
             window=keys.count("attention.sliding_window", most=MAX_POSITIONS),
             scale=1.0 / math.sqrt(size),
             groups=groups,
@@ -95,7 +171,7 @@ class DeepSeek4(HyperConnected):
             weights=decoder.matrix(f"{at}_compressor_gate", decoder.n_embd, n),
             places=decoder.vector(f"{at}_compressor_ape.weight", ratio * n, (ratio, n)),
             norm=decoder.norm(f"{at}_compressor_norm", size),
-            rope=attrs.evolve(rope, offset=size - decoder.n_rot),
+            rope=evolve(rope, offset=size - decoder.n_rot),
             overlaps=ratio == _OVERLAPPING,
         )
 
@@ -107,7 +183,7 @@ class DeepSeek4(HyperConnected):
         return PoolIndexer(
             q=decoder.matrix(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * width),
             keys=cls.pooling(decoder, at, ratio, width, rope),
-            rope=attrs.evolve(rope, offset=width - decoder.n_rot),
+            rope=evolve(rope, offset=width - decoder.n_rot),
             n_chosen=keys.count("attention.indexer.top_k"),
             weights=decoder.matrix(f"{at}.proj", decoder.n_embd, n_heads, factor=1.0 / math.sqrt(width * n_heads)),
         )
@@ -121,7 +197,7 @@ class DeepSeek4(HyperConnected):
         router = block.router
         table = Integers(f"blk.{layer}.ffn_gate_tid2eid.weight", (decoder.n_vocab, router.n_used))
         decoder.file.integers(table.weight, table.shape, router.logits.n_out)
-        return attrs.evolve(block, router=attrs.evolve(router, bias=None, token_experts=table))
+        return evolve(block, router=evolve(router, bias=None, token_experts=table))
 
 
 @hookimpl

@@ -38,7 +38,7 @@ from augury.blocks import (
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.plugins.architectures.latent import BlockIndexer, Indexer
-from augury.plugins.compressed_attention.block import CompressedAttention
+from augury.plugins.compressed_attention.deepseek4 import CompressedAttention
 from augury.plugins.pooling import PoolIndexer, Pooling
 from augury.plugins.residual_streams import AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
 from augury.types import ModelOptions

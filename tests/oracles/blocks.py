@@ -11,7 +11,7 @@ from augury.backends.reference.formula import activate, attend, gated, rotate, s
 from augury.backends.reference.lowered import LoweredBlock
 from augury.backends.reference.operations import lowered_block, routes, sum_of_experts
 from augury.backends.reference.weights import each_normed
-from augury.plugins.compressed_attention.block import CompressedAttention
+from augury.plugins.compressed_attention.deepseek4 import CompressedAttention
 
 
 def embed(block, weights, batch):

@@ -210,16 +210,6 @@ def test_white_space_after_special_tokens_is_dropped_as_llama_cpp_drops_it(name,
     assert tokenizer.encode(text, add_special=False, parse_special=True) == ids
 
 
-def test_an_end_token_that_the_file_calls_normal_is_found_in_unigram_text():
-    found = vocabularies.metadata("unigram")
-    types = found["tokenizer.ggml.token_type"]
-    tokenizer = load_tokenizer(vocabularies.changed(found, token_type=[types[0], 1, *types[2:]]))
-    assert found["tokenizer.ggml.tokens"][1] == "</s>"
-    assert tokenizer.is_special(1)
-    assert 1 in tokenizer.encode("</s>", add_special=False)
-    assert 1 not in vocabularies.tokenizer("unigram").encode("</s>", add_special=False)
-
-
 def test_a_byte_without_a_token_is_left_out_and_keeps_its_neighbours_apart():
     assert load_tokenizer(vocabularies.tiny()).encode("ab a\x00b") == [2, 5, 0, 1]
 

@@ -113,8 +113,8 @@ def test_what_is_wrong_is_said_of_the_lines_that_the_user_wrote(grammar, told):
 
 
 def test_errors_of_lark_name_lines_of_the_user_with_vocabularies_that_cannot_spell_every_text():
-    unigram = vocabularies.tokenizer("unigram")
-    session = ConstraintSession(unigram.n_vocab, unigram, unigram.eog, Shared().get)
+    tokenizer = vocabularies.tokenizer("no-bytes")
+    session = ConstraintSession(tokenizer.n_vocab, tokenizer, tokenizer.eog, Shared().get)
     with pytest.raises(OptionError, match=r'^grammar: at 2\(4\): unknown name: "c"') as caught:
         Grammar(GrammarOptions('start: "a" b\nb: "x" c'), session)
     assert "llguidance" not in str(caught.value)
