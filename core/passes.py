@@ -146,6 +146,37 @@ class ArrayPass(Pass):
         return type(self)(self._array[:, :n], self._features)
 
 
+class WrappedPass(Pass):
+    """A pass that gives the results of another one, `whole`, except for those that a subclass changes."""
+
+    def __init__(self, whole: Pass) -> None:
+        self._whole = whole
+
+    def wait(self) -> float | None:
+        return self._whole.wait()
+
+    def argmax(self) -> np.ndarray:
+        return self._whole.argmax()
+
+    def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._whole.top_k(rows, k)
+
+    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
+        return self._whole.gather(row, ids)
+
+    def log_normalizer(self, row: int) -> float:
+        return self._whole.log_normalizer(row)
+
+    def rows(self) -> np.ndarray:
+        return self._whole.rows()
+
+    def row(self, row: int) -> np.ndarray:
+        return self._whole.row(row)
+
+    def features(self, name: str) -> np.ndarray:
+        return self._whole.features(name)
+
+
 class _Narrowed(ArrayPass):
     """The first tokens of a pass's rows; all else is the pass's."""
 
@@ -160,7 +191,7 @@ class _Narrowed(ArrayPass):
         return self._whole.features(name)
 
 
-class NamedPass(Pass):
+class NamedPass(WrappedPass):
     """A pass whose logits are those of some tokens, in any order; the logits of all others are -inf.
 
     >>> named = NamedPass(ArrayPass(np.float32([[1, 3, 2]])), np.int32([0, 4, 1]), 5)
@@ -172,10 +203,8 @@ class NamedPass(Pass):
 
     def __init__(self, whole: Pass, tokens: np.ndarray, n_vocab: int) -> None:
         """Name the logits of a pass, which are as many as `tokens` (m,) int32, each below `n_vocab`."""
-        self._whole, self._tokens, self._n_vocab = whole, tokens, n_vocab
-
-    def wait(self) -> float | None:
-        return self._whole.wait()
+        super().__init__(whole)
+        self._tokens, self._n_vocab = tokens, n_vocab
 
     def argmax(self) -> np.ndarray:
         return self._named(self._whole.argmax())
@@ -193,9 +222,6 @@ class NamedPass(Pass):
         logits = [self._whole.gather(row, place)[0] if len(place) else -np.inf for place in places]
         return np.array(logits, np.float32)
 
-    def log_normalizer(self, row: int) -> float:
-        return self._whole.log_normalizer(row)
-
     def rows(self) -> np.ndarray:
         """See `Pass.rows`; a copy."""
         return self._among_all(self._whole.rows())
@@ -203,9 +229,6 @@ class NamedPass(Pass):
     def row(self, row: int) -> np.ndarray:
         """See `Pass.row`; a copy."""
         return self._among_all(self._whole.row(row))
-
-    def features(self, name: str) -> np.ndarray:
-        return self._whole.features(name)
 
     def _among_all(self, logits: np.ndarray) -> np.ndarray:
         every = np.full((*logits.shape[:-1], self._n_vocab), -np.inf, np.float32)

@@ -19,7 +19,7 @@ from augury.devices import CPU
 from augury.errors import UnsupportedError
 from augury.interfaces import Backend, Model
 from augury.options import NoOptions
-from augury.passes import Pass
+from augury.passes import Pass, WrappedPass
 from augury.types import ModelInfo, StateSpec
 
 if TYPE_CHECKING:
@@ -141,39 +141,23 @@ class StagedModel(Model):
             model.close()
 
 
-class _StagedPass(Pass):
+class _StagedPass(WrappedPass):
     """The last stage's pass, with features and the time of earlier ones."""
 
     def __init__(self, last: Pass, before_s: float, features: Mapping[str, np.ndarray], of_last: Mapping[str, str]) -> None:
-        self._last, self._before_s, self._features, self._of_last = last, before_s, features, of_last
+        super().__init__(last)
+        self._before_s, self._features, self._of_last = before_s, features, of_last
 
     def wait(self) -> float | None:
         """See `Pass.wait`: earlier stages are over, the last one may still be computed."""
-        last_s = self._last.wait()
+        last_s = self._whole.wait()
         return None if last_s is None else self._before_s + last_s
 
-    def argmax(self) -> np.ndarray:
-        return self._last.argmax()
-
-    def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._last.top_k(rows, k)
-
-    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
-        return self._last.gather(row, ids)
-
-    def log_normalizer(self, row: int) -> float:
-        return self._last.log_normalizer(row)
-
-    def rows(self) -> np.ndarray:
-        return self._last.rows()
-
     def features(self, name: str) -> np.ndarray:
-        if name in self._of_last:
-            return self._last.features(self._of_last[name])
-        return self._features[name] if name in self._features else super().features(name)
+        return self._features[name] if name in self._features else super().features(self._of_last.get(name, name))
 
     def first(self, n: int) -> Pass:
-        return _StagedPass(self._last.first(n), self._before_s, self._features, self._of_last)
+        return _StagedPass(self._whole.first(n), self._before_s, self._features, self._of_last)
 
 
 def _check_isa(stage: Stage, isa: str, other: str) -> None:

@@ -28,7 +28,7 @@ def n_chained(context: EngineContext, drafting: Drafting, sequences: Sequence[Ru
     """How many passes over a token of each sequence are begun at once; 1 where others than the best may be chosen."""
     if not 0 < 2 * len(sequences) <= context.chain_rows:
         return 1
-    if any([each.request.hidden_states or not each.sampler.is_best_allowed for each in sequences]):  # noqa: C419 - as in `RoundRecord`
+    if any([each.request.hidden_states or not each.sampler.is_best_allowed for each in sequences]):  # noqa: C419 - a generator takes longer
         return 1
     n = min([_LONGEST, context.chain_rows // len(sequences), *[each.n_left for each in sequences]])
     if drafted := [each for each in sequences if each.is_drafted]:

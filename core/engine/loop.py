@@ -87,8 +87,7 @@ class Loop:
         parts, everyone = (self._context, self._drafting, record, self._n_vocab), [each.sequence for each in record.scheduled]
         done = guarded(RoundPass.compute, *parts, failed=partial(self._end_all, everyone))
         if done is not None:
-            self._deliver(record, done)
-            self._report(record, done)
+            self._report(record, done, settle_s=self._deliver(record, done))
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End everything that runs or waits: with an error, or as cancelled."""
@@ -170,11 +169,17 @@ class Loop:
         prefilling = [each for each in self._running if each.is_prefilling]
         decoding = [each for each in self._running if not (each.is_prefilling or each.waits_for_drafters)]
         chunks = self._chunks(prefilling, CHUNK_BESIDE if decoding else CHUNK) if prefilling else []
-        scheduled = self._decoding(decoding, sum([each.n_prompt for each in chunks])) + chunks
-        return RoundRecord(start, scheduled, perf_counter() - start)
+        n_prompt = sum([each.n_prompt for each in chunks])  # sums are taken over lists, as generators take longer
+        scheduled = self._decoding(decoding, n_prompt) + chunks
+        n_tokens = sum([each.n_prompt or each.n_rows + each.slot_input.n_more for each in scheduled])
+        return RoundRecord(start, scheduled, n_prompt, n_tokens, perf_counter() - start, [])
 
-    def _deliver(self, record: RoundRecord, done: RoundPass) -> None:
-        """Emit everyone's tokens, then let drafters learn of them: passes of theirs write over logits and states."""
+    def _deliver(self, record: RoundRecord, done: RoundPass) -> float:
+        """Emit everyone's tokens, then let drafters learn of them: passes of theirs write over logits and states.
+
+        Returns:
+            The seconds that drafters took.
+        """
         row = first = 0
         firsts: list[int] = []  # where in the pass each one's input begins
         for each in record.scheduled:
@@ -189,25 +194,24 @@ class Loop:
                 guarded(self._feed, each, outcome, done.features, first, failed=failed)
             if each.choice is not None:
                 guarded(self._drafting.settle, each.choice, outcome, failed=failed)
-        if decoded := record.decoded:
-            n_others = record.n_tokens - len(decoded) - record.n_drafted
+        if decoded := [(each.choice, outcome) for each, outcome in record.outcomes if each.choice is not None]:
+            n_others = record.n_tokens - sum([1 + len(choice.nodes) for choice, _ in decoded])
             guarded(self._drafting.observe_round, decoded, n_others, done.seconds)
-        record.settle_s = perf_counter() - start
+        return perf_counter() - start
 
-    def _report(self, record: RoundRecord, done: RoundPass) -> None:
+    def _report(self, record: RoundRecord, done: RoundPass, *, settle_s: float) -> None:
         """Count the round, end the sequences that are through, and tell observers."""
         seen = Round(
             n_sequences=len(record.scheduled),
             n_tokens=record.n_tokens,
-            n_drafted=record.n_drafted,
-            n_accepted=record.n_accepted,
-            n_emitted=record.n_emitted,
+            n_drafted=sum([len(each.choice.nodes) for each, _ in record.outcomes if each.choice is not None]),
+            n_accepted=sum([len(outcome.path) for _, outcome in record.outcomes]),
+            n_emitted=sum([outcome.n_emitted for _, outcome in record.outcomes]),
             draft_s=record.draft_s + done.late_s,
             forward_s=done.seconds,
             ids=tuple([each.sequence.id for each in record.scheduled]),
         )
-        self._counter.passed(seen, record.n_prompt)
-        self._counter.publish(self._running)
+        self._counter.passed(seen, record.n_prompt, self._running)
         for sequence in [each for each in self._running if each.finish_reason is not None or each.is_full]:
             if sequence.finish_reason is not None:
                 self._end(sequence)
@@ -215,7 +219,7 @@ class Loop:
                 guarded(self._reopen, sequence, sequence.shift, failed=partial(self._end, sequence))
         if self._on_round is not None:
             guarded(self._on_round, round=seen)
-        others_s = seen.draft_s + seen.forward_s + record.settle_s
+        others_s = seen.draft_s + seen.forward_s + settle_s
         self._counter.overhead(seen, len(self._running), perf_counter() - record.start - others_s)
 
     def _admit(self) -> None:

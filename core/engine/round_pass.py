@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from attrs import Factory, define
 
 from augury.batch import SlotInput
-from augury.engine.begun_pass import BegunPass
 from augury.engine.context import EngineContext
 from augury.engine.sequence import RunningSequence
-from augury.passes import Pass
+from augury.passes import Pass, WrappedPass
 from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Outcome, VerifiedNodes
 from augury.types import read_only, tokens_array
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 
 class ScheduledInput(NamedTuple):
@@ -45,45 +46,38 @@ class ScheduledInput(NamedTuple):
         return self.sequence.n_kept - len(tokens), tokens, {name: values[places] for name, values in features.items()}
 
 
-@define(eq=False)
-class RoundRecord:
-    """A round: what was scheduled, and what came of it. Its sums are taken over lists, as generators take longer."""
+class RoundRecord(NamedTuple):
+    """A round: what was scheduled, and what came of it."""
 
     start: float  # of drafting, by the clock
     scheduled: Sequence[ScheduledInput]
+    n_prompt: int  # tokens of prompts in the pass
+    n_tokens: int  # new ones in the pass, or in a chain of passes; replayed ones are not counted
     draft_s: float
-    outcomes: list[tuple[ScheduledInput, Outcome]] = Factory(list)  # of those that did not fail
-    settle_s: float = 0.0  # what drafters took after the pass
+    outcomes: list[tuple[ScheduledInput, Outcome]]  # of those that did not fail
 
-    @property
-    def n_prompt(self) -> int:
-        """Tokens of prompts in the pass."""
-        return sum([each.n_prompt for each in self.scheduled])
 
-    @property
-    def n_tokens(self) -> int:
-        """New tokens in the pass, or in a chain of passes; replayed ones are not counted."""
-        return sum([each.n_prompt or each.n_rows + each.slot_input.n_more for each in self.scheduled])
+class BegunPass(WrappedPass):
+    """A pass that a thread computes, while the engine's own thread goes on; it has results once it was waited for."""
 
-    @property
-    def decoded(self) -> list[tuple[VerifiedNodes, Outcome]]:
-        """What was verified for the sequences that have drafters, and the outcome."""
-        return [(each.choice, outcome) for each, outcome in self.outcomes if each.choice is not None]
+    def __init__(self, thread: Executor, compute: Callable[[], Pass]) -> None:
+        """Begin it."""
 
-    @property
-    def n_drafted(self) -> int:
-        """Drafted tokens that were verified."""
-        return sum([len(each.choice.nodes) for each, _ in self.outcomes if each.choice is not None])
+        def timed() -> tuple[Pass, float]:
+            start = perf_counter()
+            passed = compute()
+            passed.wait()
+            return passed, perf_counter() - start
 
-    @property
-    def n_accepted(self) -> int:
-        """Drafted tokens that were accepted."""
-        return sum([len(outcome.path) for _, outcome in self.outcomes])
+        self._begun = thread.submit(timed)
 
-    @property
-    def n_emitted(self) -> int:
-        """Tokens that were emitted."""
-        return sum([outcome.n_emitted for _, outcome in self.outcomes])
+    def wait(self) -> float | None:
+        """See `Pass.wait`; an error of the pass is raised here."""
+        self._whole, seconds = self._begun.result()
+        return seconds
+
+    def first(self, n: int) -> Pass:
+        return self._whole.first(n)
 
 
 class RoundPass(NamedTuple):
@@ -106,10 +100,8 @@ class RoundPass(NamedTuple):
         wanted = tuple(sorted({*drafters, *told})) if told else drafters
         start = perf_counter()
         feeds = [each.slot_input for each in scheduled]
-        if (thread := context.thread) is None:
-            passed = context.forward(feeds, wanted)
-        else:
-            passed = BegunPass.of(thread, partial(context.forward, feeds, wanted))
+        forward = partial(context.forward, feeds, wanted)
+        passed = forward() if context.thread is None else BegunPass(context.thread, forward)
         forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
         choices = [each.choice for each in scheduled if each.choice is not None] if context.is_asynchronous else []
         context.is_busy = True
@@ -129,7 +121,7 @@ class RoundPass(NamedTuple):
         if n_top := max([each.n_top for each in scheduled]):
             ids, logits = passed.top_k(tokens_array(range(sum([each.n_rows for each in scheduled]))), n_top)
             top = read_only(ids), read_only(logits)
-        wants_argmax = any([each.n_rows > 0 and each.sequence.is_plain_argmax for each in scheduled])  # noqa: C419 - as in `RoundRecord`
+        wants_argmax = any([each.n_rows > 0 and each.sequence.is_plain_argmax for each in scheduled])  # noqa: C419 - a generator takes longer
         if wants_argmax or feeds[0].n_more:  # where drafters want more of each row, it is not read twice
             if top is None:
                 best = whole.argmax().tolist()  # which is at hand, and rarely padding

@@ -24,7 +24,7 @@ from augury.passes import Pass
 from augury.receipt import Receipt
 from augury.sampling import SamplingParams
 from augury.speculation.drafted_sequence import DraftedSequence
-from augury.speculation.verification import Accepted, Distribution, TargetChoices
+from augury.speculation.verification import Accepted, TargetChoices
 from augury.text.text_stream import TextStream
 from augury.text.tokenizer import Tokenizer
 from augury.types import Draft, Result, Token, TokenLogprob, read_only
@@ -187,7 +187,20 @@ class RunningSequence(DraftedSequence):
         """
         if not len(draft.tokens) and self.is_plain_argmax:
             return Accepted([argmax[first_row]], ())
-        return self.speculation.rule.accept(draft, _Choices(self, draft, logits, first_row, argmax))
+        sampler, first, is_plain = self.sampler, first_row + 1, self.is_plain_argmax
+
+        def place(node: int, depth: int) -> tuple[Pass, int, np.ndarray, int]:
+            """The row after a node, the text up to it, and the index of the token that follows."""
+            return logits, first + node, self.text_at(draft, node, depth), self.n_emitted + depth
+
+        target = TargetChoices(
+            lambda node, depth: argmax[first + node] if is_plain else sampler.choose(*place(node, depth)),
+            lambda node, depth: sampler.distribution(*place(node, depth)),
+            lambda depth: sampler.uniforms(self.n_emitted + depth),
+            is_plain,
+            sampler.follows_text,
+        )
+        return self.speculation.rule.accept(draft, target)
 
     def chance(self, place: int) -> float:
         return self.sampler.uniforms(self.n_emitted + place)[0]
@@ -333,29 +346,6 @@ class RunningSequence(DraftedSequence):
         tokens = [piece.token for piece in self.pieces]
         made = Receipt(**known, prompt=request.prompt.tolist(), tokens=tokens, finish_reason=finish_reason)
         return evolve(made, digest=made.digest_with(self._logprobs))
-
-
-class _Choices(TargetChoices):
-    """See `TargetChoices`, of a sequence and a pass."""
-
-    def __init__(self, sequence: RunningSequence, draft: Draft, logits: Pass, first_row: int, argmax: Sequence[int]) -> None:
-        self._sequence, self._draft, self._logits, self._row, self._argmax = sequence, draft, logits, first_row + 1, argmax
-        self.is_plain_argmax, self.follows_text = sequence.is_plain_argmax, sequence.sampler.follows_text
-
-    def choose(self, node: int, depth: int) -> int:
-        if self.is_plain_argmax:
-            return self._argmax[self._row + node]
-        return self._sequence.sampler.choose(self._logits, self._row + node, *self._place(node, depth))
-
-    def distribution(self, node: int, depth: int) -> Distribution:
-        return self._sequence.sampler.distribution(self._logits, self._row + node, *self._place(node, depth))
-
-    def uniforms(self, depth: int) -> tuple[float, float]:
-        return self._sequence.sampler.uniforms(self._sequence.n_emitted + depth)
-
-    def _place(self, node: int, depth: int) -> tuple[np.ndarray, int]:
-        """The text up to a node, and the index of the token that follows."""
-        return self._sequence.text_at(self._draft, node, depth), self._sequence.n_emitted + depth
 
 
 def _possible(tokens: Sequence[int], parents: Sequence[int], n_allowed: Callable[[list[int]], int]) -> list[int]:

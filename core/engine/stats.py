@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from statistics import quantiles
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import attrs
 from attrs import frozen
@@ -23,10 +23,10 @@ _LEARN_OVERHEAD = 0.05  # of a round, in the time beside the passes of rounds
 _LAST_ROUNDS, _FEW_ROUNDS = 64, 8  # plain ones, that say how long such a round takes
 _MOST_SPREAD = 1.5  # between the quartiles of these, beyond which others use the machine, too
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, as events cost something to make
-
-
-Drafted = tuple[str | None, int, int, list[int], int]
-_Running = tuple[int, Request, int, int, Drafted]
+_FIGURES = (  # of a `Summary`, as a `RequestCounter` counts them
+    *("slot", "n_prompt", "n_reused", "n_recomputed", "n_restores", "n_replayed", "n_shifts", "n_discarded", "n_restarts"),
+    *("n_emitted", "n_drafted", "n_accepted"),
+)
 
 # One request
 
@@ -47,18 +47,16 @@ class RequestCounter(DraftingCounter):
 
     def __init__(self, request: Request, n_prompt: int) -> None:
         super().__init__(member.name for member in request.speculation.members)
-        self.n_reused = 0  # tokens of the prompt that the request's slot held already
-        self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
-        self.n_shifts = self.n_restarts = 0
+        self.slot: int | None = None
+        self.n_prompt, self.n_reused, self.n_recomputed, self.n_restores, self.n_replayed = n_prompt, 0, 0, 0, 0
+        self.n_shifts = self.n_discarded = self.n_restarts = self.n_emitted = 0
+        self.n_rounds = self.n_drafted = self.n_accepted = 0  # of rounds after the prompt's
+        self.draft_lengths: list[int] = []
+        self.last_drafter: str | None = None
         self.plain_s: float | None = None  # the planner's estimate of a plain round
         self.plain_range_s: tuple[float, float] | None = None  # of those that were made last
-        self._request, self._n_prompt = request, n_prompt
-        self._n_recomputed = self._n_emitted = self._n_discarded = 0
-        self._draft_lengths: list[int] = []
-        self._n_rounds = self._n_drafted = self._n_accepted = 0  # of rounds after the prompt's
+        self._request = request
         self._accepted_by_position: list[int] = []
-        self._slot: int | None = None
-        self._last_drafter: str | None = None
         self._n_processed = 0
         self._prompt_s = self._first_token_at = self._last_token_at = self._first_s = 0.0
         self._submitted_at = self._opened_at = perf_counter()
@@ -66,13 +64,13 @@ class RequestCounter(DraftingCounter):
 
     def opened(self, slot: int, n_reused: int, n_recomputed: int) -> None:
         """The request's slot holds so many tokens of its prompt; so many more were held, but not where it could go on."""
-        self._slot, self._opened_at = slot, perf_counter()
-        self.n_reused, self._n_recomputed = n_reused, n_recomputed
+        self.slot, self._opened_at = slot, perf_counter()
+        self.n_reused, self.n_recomputed = n_reused, n_recomputed
         self._progressed()
 
     def begun(self, drafter: str, seconds: float) -> None:
         """A drafter has worked on the text for so long, which is prompt time, unless the text was cut in the middle."""
-        if self._n_emitted <= 1:
+        if self.n_emitted <= 1:
             self._first_token_at = self._last_token_at = perf_counter()
             self._prompt_s += seconds
         super().begun(drafter, seconds)
@@ -86,35 +84,35 @@ class RequestCounter(DraftingCounter):
     def _progressed(self) -> None:
         """Report how far the prompt is, if the request asks for that."""
         if (on_prompt := self._request.on_prompt) is not None:
-            n, seconds = self._n_prompt, perf_counter() - self._opened_at
-            guarded(on_prompt, PromptProgress(n, self.n_reused, self.n_reused + self._n_processed, seconds))
+            seconds = perf_counter() - self._opened_at
+            guarded(on_prompt, PromptProgress(self.n_prompt, self.n_reused, self.n_reused + self._n_processed, seconds))
 
     def prefilled(self) -> None:
         """The prompt, or a text that was cut, is processed and its token emitted: its last pass is a round."""
-        if self._n_emitted:
+        if self.n_emitted:
             self.round((), 0, 0, 1)
             return
-        self._n_emitted += 1
+        self.n_emitted += 1
         self._first_token_at = self._last_token_at = perf_counter()
         self._first_s = self._first_token_at - self._submitted_at
 
     def shifted(self, n_discarded: int) -> None:
         """The context was full, and so many tokens were left out."""
         self.n_shifts += 1
-        self._n_discarded += n_discarded
+        self.n_discarded += n_discarded
 
     def round(self, drafters: Sequence[str], depth: int, n_accepted: int, n_emitted: int) -> None:
         """A round is over; `drafters` (k,) proposed the tokens that were verified, of which `depth` could be accepted."""
         n_drafted, by_position = len(drafters), self._accepted_by_position
-        self._n_rounds += 1
-        self._n_emitted += n_emitted
-        self._draft_lengths.append(n_drafted)
+        self.n_rounds += 1
+        self.n_emitted += n_emitted
+        self.draft_lengths.append(n_drafted)
         before, self._last_token_at = self._last_token_at, perf_counter()
         self._round_s.append(self._last_token_at - before)
         if n_drafted:
-            self._n_drafted += n_drafted
-            self._n_accepted += n_accepted
-            self._last_drafter = drafters[0]
+            self.n_drafted += n_drafted
+            self.n_accepted += n_accepted
+            self.last_drafter = drafters[0]
             by_position += [0] * (depth - len(by_position))
             for position in range(n_accepted):
                 by_position[position] += 1
@@ -127,41 +125,25 @@ class RequestCounter(DraftingCounter):
             self._round_s[-1] = (now - before) / n
         self._last_token_at = now
 
-    @property
-    def drafting(self) -> Drafted:
-        """The drafts so far, for `SlotStats`: the last drafter, tokens drafted and accepted, and lengths by round."""
-        return self._last_drafter, self._n_drafted, self._n_accepted, self._draft_lengths, self._n_rounds
-
     def summary(self) -> Summary:
         """The summary so far."""
         return Summary(
             id=self._request.id,
-            slot=self._slot,
-            n_prompt=self._n_prompt,
-            n_reused=self.n_reused,
-            n_recomputed=self._n_recomputed,
-            n_restores=self.n_restores,
-            n_replayed=self.n_replayed,
-            n_shifts=self.n_shifts,
-            n_restarts=self.n_restarts,
-            n_discarded=self._n_discarded,
-            n_emitted=self._n_emitted,
-            n_rounds=self._n_rounds + (self._n_emitted > 0),
-            n_drafted=self._n_drafted,
-            n_accepted=self._n_accepted,
+            **{name: getattr(self, name) for name in _FIGURES},
+            n_rounds=self.n_rounds + (self.n_emitted > 0),
             accepted_by_position=tuple(self._accepted_by_position),
-            draft_lengths=tuple(self._draft_lengths),
+            draft_lengths=tuple(self.draft_lengths),
             drafters=self.drafters(),
             timings=Timings(
                 prompt_s=self._prompt_s,
                 predict_s=self._last_token_at - self._first_token_at,
                 n_prompt=self._n_processed,
-                n_predicted=max(self._n_emitted - 1, 0),
+                n_predicted=max(self.n_emitted - 1, 0),
                 plain_s=self.plain_s,
                 plain_range_s=self.plain_range_s,
                 queue_s=self._opened_at - self._submitted_at,
                 first_s=self._first_s,
-                whole_s=self._last_token_at - self._submitted_at if self._n_emitted else 0.0,
+                whole_s=self._last_token_at - self._submitted_at if self.n_emitted else 0.0,
                 round_s=tuple(self._round_s),
             ),
             effective=self._request.speculation.effective(),
@@ -182,14 +164,6 @@ def log_request(summary: Summary) -> None:
 
 
 # The engine
-
-
-class _Sequence(Protocol):
-    slot: int
-    request: Request
-    n_kept: int
-    n_emitted: int
-    counter: RequestCounter
 
 
 @frozen
@@ -260,13 +234,13 @@ class EngineCounter:
         self._overhead_s = 0.0  # of a slot's round without drafts, beside its pass
         self._n_overheads = 0
         self._plain_rounds: deque[float] = deque(maxlen=_LAST_ROUNDS)  # seconds of the last ones without drafts
-        self._seen: tuple[dict[str, Any], tuple[_Running, ...]] = (self._counts.copy(), ())
+        self._seen: tuple[dict[str, Any], list[Any]] = (self._counts.copy(), [])
 
     def started(self, n_reused: int, n_recomputed: int) -> None:
         """A request has a slot, which reuses so many tokens of its prompt, of those that some slot had."""
         self._add(n_reused=n_reused, n_recomputed=n_recomputed)
 
-    def passed(self, seen: Round, n_prompt: int) -> None:
+    def passed(self, seen: Round, n_prompt: int, running: Iterable[Any]) -> None:
         """A round is over, with so many tokens of prompts in its pass."""
         counts = self._counts
         counts["n_rounds"] += 1
@@ -276,6 +250,7 @@ class EngineCounter:
         counts["n_accepted"] += seen.n_accepted
         counts["draft_s"] += seen.draft_s
         counts["forward_s"] += seen.forward_s
+        self.publish(running)
 
     def overhead(self, seen: Round, n_running: int, seconds: float) -> None:
         """A round took so long beside its pass and its drafters; `n_running` requests go on."""
@@ -308,10 +283,14 @@ class EngineCounter:
         for name, n in more.items():
             self._counts[name] += n
 
-    def publish(self, running: Iterable[_Sequence]) -> None:
-        """Publish the counts, and the running requests: slot, request, tokens held and emitted, and drafts."""
-        figures = [(each.slot, each.request, each.n_kept, each.n_emitted, each.counter.drafting) for each in running]
-        self._seen = self._counts.copy(), tuple(figures)
+    def publish(self, running: Iterable[Any]) -> None:
+        """Publish the counts, and the figures of running sequences that change."""
+        figures = []
+        for each in running:
+            own = each.counter
+            drafted = own.last_drafter, own.n_drafted, own.n_accepted, own.draft_lengths, own.n_rounds
+            figures.append((each.slot, each.request, each.n_kept, each.n_emitted, drafted))
+        self._seen = self._counts.copy(), figures
 
     def stats(self, n_waiting: int, evaluating: Collection[int], pass_s: float | None) -> EngineStats:
         """The figures that were published last; `pass_s` is a plain pass's time. Any thread may ask."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from attrs import field, frozen
@@ -218,8 +218,7 @@ class Drafter(Plugin, ABC):
         return [ask.drafter.draft(ask.history, ask.limit) for ask in asks]
 
 
-@frozen(eq=False)
-class Ask:
+class Ask(NamedTuple):
     """The ask of one slot, where several are drafted for together."""
 
     drafter: Drafter
@@ -229,8 +228,7 @@ class Ask:
     pace: Pace | None = None  # how deep it pays to draft; None unless it `is_paced` and a planner asks
 
 
-@frozen
-class Pace:
+class Pace(NamedTuple):
     """How deep a draft pays, measured where the drafter is asked.
 
     Attributes:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from augury.interfaces import Ask
 from augury.speculation.drafter_guard import draft_for_all
 from augury.speculation.drafts import AheadDraft, RequestDrafter, VerifiedNodes
 from augury.speculation.planner import DraftPlanner
@@ -33,22 +32,21 @@ def draft_ahead(planner: DraftPlanner, choices: Sequence[VerifiedNodes], n_other
     """
     able = [(choice, drafter, choice.path()) for choice in choices if (drafter := _able(choice)) is not None]
     lengths = planner.n_ahead(choices, able, n_others, begun_s) if able else ()
-    asks: dict[str, list[tuple[VerifiedNodes, RequestDrafter, Ask]]] = {}
-    for (choice, drafter, path), n in zip(able, lengths, strict=True):
-        if n:
-            ask = drafter.guard.ask(1 + n, guess=choice.proposals.tree.part(path).tokens)
-            asks.setdefault(drafter.profile.name, []).append((choice, drafter, ask))
-    seconds = 0.0
-    for asked in asks.values():
-        drafts = draft_for_all([(drafter.guard, ask) for _, drafter, ask in asked])
-        for (choice, drafter, ask), draft in zip(asked, drafts, strict=True):
-            seconds += (took_s := drafter.guard.seconds)
-            if len(draft):
-                drafter.profile.cost.observe(len(draft), 0, took_s)
-            guess = np.append(ask.guess, draft.tokens[:1])
-            confidence = None if draft.confidence is None else draft.confidence[1:]
-            rest, proposals = Draft(draft.tokens[1:], confidence=confidence), choice.proposals
-            proposals.drafters.ahead = AheadDraft(drafter, proposals.n_context, guess, rest, took_s)
+    asks = [
+        (choice.proposals, drafter, drafter.guard.ask(1 + n, guess=choice.proposals.tree.part(path).tokens))
+        for (choice, drafter, path), n in zip(able, lengths, strict=True)
+        if n
+    ]
+    drafts, seconds = draft_for_all([(drafter.guard, ask) for _, drafter, ask in asks]), 0.0
+    for proposals, drafter, ask in asks:
+        draft, took_s = drafts[drafter.guard], drafter.guard.seconds
+        seconds += took_s
+        if len(draft):
+            drafter.profile.cost.observe(len(draft), 0, took_s)
+        guess = np.append(ask.guess, draft.tokens[:1])
+        confidence = None if draft.confidence is None else draft.confidence[1:]
+        rest = Draft(draft.tokens[1:], confidence=confidence)
+        proposals.drafters.ahead = AheadDraft(drafter, proposals.n_context, guess, rest, took_s)
     return seconds
 
 

@@ -58,7 +58,7 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
         return Best([[] for _ in slots], [1.0] * len(slots))
     reach = np.concatenate([slot.reach() for slot in slots])
     for slot, size in zip(slots, sizes, strict=True):
-        paid = slot.tree.bits([each for each in slot.by_drafter if each.profile.is_costly or each.profile.is_certain])
+        paid = slot.tree.bits([each for each in slot.by_drafter if not each.profile.is_lookup])
         rows.append((len(ranks), len(ranks) + size, slot.limit, slot.n_min, paid))
         ranks += [slot.drawn.index(node) if node in slot.drawn else -1 for node in range(size)] if slot.drawn else [-1] * size
     is_chosen, expected = np.zeros(len(reach), np.bool_), np.ones(len(slots))

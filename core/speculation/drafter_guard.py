@@ -232,40 +232,42 @@ class DrafterGuard:
             self.on_failure(self.name, method, error, self.sequence.id)
 
 
-def draft_for_all(asks: Sequence[tuple[DrafterGuard, Ask]]) -> list[Draft]:
-    """The drafts of a drafter for several slots, made together where it can."""
-    together = [each for each in asks if not each[0].is_asked_alone]
-    drafts = dict(zip(together, _together(together), strict=True)) if together else {}
-    return [drafts[each] if each in drafts else each[0].draft(each[1]) for each in asks]
+def draft_for_all(asks: Sequence[tuple[DrafterGuard, Ask]]) -> dict[DrafterGuard, Draft]:
+    """The drafts of drafters for several slots, a drafter's together where it can."""
+    found, by_name = dict[DrafterGuard, Draft](), dict[str, list[tuple[DrafterGuard, Ask]]]()
+    for each, ask in asks:
+        if each.is_asked_alone:
+            found[each] = each.draft(ask)
+        else:
+            by_name.setdefault(each.name, []).append((each, ask))
+    for together in by_name.values():
+        found |= _drafted_together(together)
+    return found
 
 
-def _together(asks: Sequence[tuple[DrafterGuard, Ask]]) -> list[Draft]:
+def _drafted_together(asks: Sequence[tuple[DrafterGuard, Ask]]) -> dict[DrafterGuard, Draft]:
     """A drafter's drafts for several slots together; where that fails, slot by slot."""
-    start, n = perf_counter(), len(asks)
+    start, failure, drafts = perf_counter(), None, dict[DrafterGuard, Draft]()
     try:
-        drafts = _answers(asks)
+        answers = list(type(asks[0][0].drafter).draft_together([ask for _, ask in asks]))
+        if len(answers) != len(asks):
+            raise PluginError(f"returned {len(answers)} drafts, expected {len(asks)}")  # noqa: TRY301 - its failure, too
+        for (each, ask), answer in zip(asks, answers, strict=True):
+            drafts[each] = each.checked(answer, ask.limit)
     except LostDeviceError:
-        drafts = [NO_DRAFT for _ in asks]
+        drafts = {each: NO_DRAFT for each, _ in asks}
     except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
-        for guard, _ in asks:
-            guard.took(_TOGETHER, perf_counter() - start, n)
-            guard.is_asked_alone = True
-        drafts = [guard.draft(ask) for guard, ask in asks]
-        if not any(guard.is_left_out for guard, _ in asks):
-            first = asks[0][0]
-            first.on_failure(first.name, _TOGETHER, error, *(guard.sequence.id for guard, _ in asks))
-        return drafts
+        failure = error
     seconds = perf_counter() - start
-    for guard, _ in asks:
-        guard.took(_TOGETHER, seconds, n)
+    for each, _ in asks:
+        each.took(_TOGETHER, seconds, len(asks))
+        each.is_asked_alone |= failure is not None
+    if failure is not None:
+        drafts = {each: each.draft(ask) for each, ask in asks}
+        if not any(each.is_left_out for each in drafts):
+            first = asks[0][0]
+            first.on_failure(first.name, _TOGETHER, failure, *(each.sequence.id for each in drafts))
     return drafts
-
-
-def _answers(asks: Sequence[tuple[DrafterGuard, Ask]]) -> list[Draft]:
-    answers = list(type(asks[0][0].drafter).draft_together([ask for _, ask in asks]))
-    if len(answers) != len(asks):
-        raise PluginError(f"returned {len(answers)} drafts, expected {len(asks)}")
-    return [guard.checked(answer, ask.limit) for (guard, ask), answer in zip(asks, answers, strict=True)]
 
 
 def misfit(draft: Draft, n_vocab: int, n_buckets: int) -> str | None:

@@ -32,6 +32,7 @@ from augury.speculation.drafts import (
 )
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.trials import Trials
+from augury.speculation.verification import Synthetic
 from augury.types import Draft, Verdict, read_only
 
 
@@ -316,22 +317,16 @@ class Drafting:
     ) -> list[tuple[SlotProposals, RequestDrafter, Draft]]:
         """The drafts of drafters for slots; one drafter is asked for all of its slots together."""
         found: list[tuple[SlotProposals, RequestDrafter, Draft]] = []
-        by_name: dict[str, list[tuple[SlotProposals, RequestDrafter, Ask]]] = {}
-        for each in asks:
-            if (name := each[1].profile.name) in by_name:
-                by_name[name].append(each)
-            else:
-                by_name[name] = [each]
-        for name, mine in by_name.items():
-            drafts = draft_for_all([(drafter.guard, ask) for _, drafter, ask in mine])
-            for (slot, drafter, _), draft in zip(mine, drafts, strict=True):
-                seconds, n = drafter.guard.seconds, len(draft.tokens)
-                self._own_s -= seconds
-                slot.sequence.counter.drafted(name, n, seconds)
-                if not drafter.guard.is_left_out:
-                    if self._planner is not None:
-                        self._planner.observe_draft(drafter, draft.depth if drafter.profile.is_costly else n, seconds)
-                    found.append((slot, drafter, draft))
+        drafts = draft_for_all([(drafter.guard, ask) for _, drafter, ask in asks])
+        for slot, drafter, _ in asks:
+            guard, draft = drafter.guard, drafts[drafter.guard]
+            n, seconds = len(draft.tokens), guard.seconds
+            self._own_s -= seconds
+            slot.sequence.counter.drafted(guard.name, n, seconds)
+            if not guard.is_left_out:
+                if self._planner is not None:
+                    self._planner.observe_draft(drafter, draft.depth if drafter.profile.is_costly else n, seconds)
+                found.append((slot, drafter, draft))
         return found
 
     def _take_ahead(self, planner: DraftPlanner, slot: SlotProposals, ahead: AheadDraft) -> None:
@@ -362,7 +357,8 @@ class Drafting:
                 guarded(self.on_trials, Trials(proposals, emitted))
             if len(proposals.by_drafter) > 1 and len(proposals.tree):
                 proposals.tree.teach(proposals.agreement, emitted)
-        counts = dict(zip(proposals.tree.drafters, choice.counts(outcome.path), strict=False)) if choice.nodes else {}
+        proposals.counts = choice.counts(outcome.path) if choice.nodes else []
+        counts = dict(zip(proposals.tree.drafters, proposals.counts, strict=False))
         for drafter in proposals.drafters.every:
             guard, proposal = drafter.guard, proposals.by_drafter.get(drafter)
             n_proposed = n_offered = n_accepted = 0
@@ -376,7 +372,10 @@ class Drafting:
             if guard.is_left_out:
                 continue
             if self._planner is not None:
-                drafter.score(proposals, emitted if proposal is None else rule.truth(proposal.draft, emitted, sequence.chance))
+                truth = emitted
+                if proposal is not None and isinstance(rule, Synthetic):
+                    truth = rule.truth(proposal.draft, emitted, sequence.chance)
+                drafter.score(proposals, truth)
             n_offered = n_accepted if outcome.is_stopped else n_offered  # the tokens after its end were not rejected
             top: tuple[np.ndarray, ...] = ()
             if (n_top := drafter.profile.n_top) and outcome.top is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -72,6 +72,11 @@ class DrafterProfile:
     interval: int = CONSTANTS.probe_first  # rounds between tries
     gain: float = 0.25  # tokens that it alone gave by ask, in all requests
 
+    @property
+    def is_lookup(self) -> bool:
+        """Whether it is asked for next to nothing, and what it proposes has to prove itself."""
+        return not (self.is_costly or self.is_certain)
+
     @classmethod
     def of(cls, drafter: Drafter) -> DrafterProfile:
         """The profile of an unused drafter.
@@ -116,7 +121,7 @@ class RequestDrafter:
     @property
     def can_extend(self) -> bool:
         """Whether it may be asked for tokens after others', as far as is known without asking it."""
-        return not (self.profile.is_costly or self.profile.is_certain or self.guard.is_asked_alone)
+        return self.profile.is_lookup and not self.guard.is_asked_alone
 
     def score(self, slot: SlotProposals, emitted: Sequence[int]) -> None:
         """Learn from the tokens that a round emitted by its proposal, used or not. A forbidden token is no trial."""
@@ -182,8 +187,7 @@ class AheadDraft:
 # One slot's round: named tuples where each round makes some, because these are made in a third of the time
 
 
-@frozen(eq=False)
-class CostlyAsk:
+class CostlyAsk(NamedTuple):
     """The drafts that a costly drafter is asked for."""
 
     slot: SlotProposals
@@ -227,8 +231,11 @@ class SlotProposals:
     agreement: Agreement | None = None  # None: nothing is learnt
     by_drafter: dict[RequestDrafter, Proposal] = Factory(dict)  # of the drafters that were asked
     tree: JointTree[RequestDrafter] = Factory(JointTree)
+    counts: list[list[int]] = Factory(list)  # see `VerifiedNodes.counts`; known once the round is settled
+    # the nodes of the tree that are verified with any chance: drawn tokens, each after its parent. They are in the order of
+    # their drafters, so which of them there is room for does not depend on what later ones drew. Known once `reach` was asked
+    drawn: list[int] = Factory(list)
     _reach: np.ndarray | None = None
-    _drawn: list[int] = Factory(list)
 
     def take(self, drafter: RequestDrafter, draft: Draft) -> None:
         """Take a draft as it is, alone."""
@@ -262,13 +269,13 @@ class SlotProposals:
         """By node of the tree: the chance that it is accepted; 0 of one that cannot be verified."""
         if self._reach is None:
             self._reach = reach = self.tree.reach(self.agreement)
-            self._drawn = []
+            self.drawn = []
             if self.tree.drawn:
-                self._drawn = list(dict.fromkeys(each for node in self.tree.drawn for each in self.tree.ancestry([node])))
+                self.drawn = list(dict.fromkeys(each for node in self.tree.drawn for each in self.tree.ancestry([node])))
             if not self.may_branch:
                 path = self.tree.best_path()
                 reach[np.delete(np.arange(len(reach)), path)] = 0.0
-                self._drawn = [node for node in self._drawn if node in path]
+                self.drawn = [node for node in self.drawn if node in path]
         return self._reach
 
     @property
@@ -276,15 +283,6 @@ class SlotProposals:
         """How many of the most probable tokens its drafters want to have."""
         drafters = self.drafters.members if self.agreement is None else self.by_drafter
         return max([drafter.profile.n_top for drafter in drafters], default=0)
-
-    @property
-    def drawn(self) -> list[int]:
-        """The nodes of the tree that are verified with any chance: drawn tokens, each after its parent.
-
-        They are in the order of their drafters, so which of them there is room for does not depend on what later ones drew.
-        """
-        self.reach()
-        return self._drawn
 
 
 class VerifiedNodes(NamedTuple):
@@ -301,13 +299,10 @@ class VerifiedNodes(NamedTuple):
         tree = self.proposals.tree
         return [tree.drafters[bit.bit_length() - 1].profile.name for bit in tree.proposed(self.nodes, is_first=True)]
 
-    def counts(self, accepted: Sequence[int], together: Iterable[RequestDrafter] = ()) -> list[list[int]]:
-        """Figures of each of the tree's drafters, and at last of those `together` as one, by the places of accepted nodes.
-
-        How many of its nodes were verified, and accepted; how many could be accepted at most; and how many of those that it was
-        the first to propose were verified, and accepted.
-        """
-        return self.proposals.tree.count(self.nodes, accepted, together)
+    def counts(self, accepted: Sequence[int]) -> list[list[int]]:
+        """See `JointTree.count`: by the places of accepted nodes, at last of all lookups as one."""
+        lookups = [each for each in self.proposals.by_drafter if each.profile.is_lookup]
+        return self.proposals.tree.count(self.nodes, accepted, lookups)
 
     def path(self) -> list[int]:
         """The nodes of the likeliest path, as far as it is verified."""

@@ -178,7 +178,11 @@ class JointTree(Generic[Proposer]):
         return found
 
     def count(self, chosen: Sequence[int], path: Sequence[int], together: Iterable[Proposer]) -> list[list[int]]:
-        """See `VerifiedNodes.counts`."""
+        """Figures of each of the drafters, and at last of those `together` as one, by the places of accepted nodes.
+
+        How many of its nodes were verified, and accepted; how many could be accepted at most; and how many of those that it was
+        the first to propose were verified, and accepted.
+        """
         counts = np.zeros((len(self.drafters) + 1, 5), np.int64)
         kernels.count(self.nodes, np.array(chosen, np.int64), np.array(path, np.int64), self.bits(together), counts)
         found: list[list[int]] = counts.tolist()

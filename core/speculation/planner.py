@@ -18,8 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, log
 
-from attrs import evolve
-
 from augury.interfaces import Pace
 from augury.speculation.best_nodes import OthersPass, PassCurve, best_nodes
 from augury.speculation.chances import Agreement, survival
@@ -261,7 +259,7 @@ class DraftPlanner:
         token_s = drafter.profile.cost.per_further_token + rest.curve.extra_s(1, rest.n + ask.k - 1)
         worth = min(max(rate * token_s, CONSTANTS.least_worth), 1.0)  # tokens
         depth = int(log(worth) / log(min(drafter.chances.surest, CONSTANTS.sure)))
-        return evolve(ask, pace=Pace(min(max(depth, ask.k), ask.slot.limit), worth / drafter.chances.typical))
+        return ask._replace(pace=Pace(min(max(depth, ask.k), ask.slot.limit), worth / drafter.chances.typical))
 
     # During its pass
 
@@ -370,8 +368,8 @@ class DraftPlanner:
         each_s = drafted_s * (1 + drafters.n_replayed / k) if k else 0.0
         round_s = plain_s + each_s * k + sum([drafter.spent_s for drafter in drafters.every])
         drafters.budget.pass_time(round_s)
-        lookups = [drafter for drafter in of if not drafter.profile.is_costly and not drafter.profile.is_certain]
-        counts = choice.counts(outcome.path, lookups) if k else []
+        lookups = [drafter for drafter in of if drafter.profile.is_lookup]
+        counts = (choice.proposals.counts or choice.counts(outcome.path)) if k else []
         for drafter in lookups:  # a token that another one proposed, too, is the first one's
             *_, n, n_right = counts[places.index(drafter)] if k and drafter in places else (0, 0)
             gain = n_right - n * each_s / plain_s  # or, below 0, what took the time of as many tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -27,23 +26,14 @@ class Accepted(NamedTuple):
     path: Sequence[int]
 
 
-class TargetChoices(ABC):
-    """The target after each token of one draft. A node -1 is the history, and `depth` its tokens of the draft so far."""
+class TargetChoices(NamedTuple):
+    """The target after each token of one draft. A node -1 is the history, and a depth its tokens of the draft so far."""
 
+    choose: Callable[[int, int], int]  # of a node and its depth, whose ancestors were asked for before, the target's own token
+    distribution: Callable[[int, int], Distribution]  # the target's there
+    uniforms: Callable[[int], tuple[float, float]]  # two numbers in [0, 1) for a depth
     is_plain_argmax: bool  # the target's choices are simply its most probable tokens
     follows_text: bool  # the distributions depend on the text before them by more than its logits
-
-    @abstractmethod
-    def choose(self, node: int, depth: int) -> int:
-        """The target's own token after a node, whose ancestors were asked for before."""
-
-    @abstractmethod
-    def distribution(self, node: int, depth: int) -> Distribution:
-        """The target's distribution there."""
-
-    @abstractmethod
-    def uniforms(self, depth: int) -> tuple[float, float]:
-        """Two numbers in [0, 1) for a place of the text."""
 
 
 @frozen
@@ -61,10 +51,6 @@ class Match:
         if draft.parents is None:
             return match(tokens, lambda i: target.choose(i - 1, i))
         return match_tree(tokens, draft.parents.tolist(), target.choose)
-
-    def truth(self, draft: Draft, emitted: list[int], chance: Callable[[int], float]) -> list[int]:  # noqa: ARG002
-        """The tokens that a proposal is judged by, used or not; see `DraftedSequence.chance`."""
-        return emitted
 
 
 class Rejection(Match):
@@ -127,7 +113,7 @@ class Synthetic(Match):
         )
 
     def truth(self, draft: Draft, emitted: list[int], chance: Callable[[int], float]) -> list[int]:
-        """A proposal is judged by the same chance, whatever was emitted."""
+        """The tokens that a proposal is judged by, used or not: by the same chance; see `DraftedSequence.chance`."""
         if draft.parents is not None:
             return emitted
         k = min(len(draft), n := len(emitted))

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
 import numpy as np
 
 from augury.interfaces import Ask, Drafter
@@ -146,7 +145,7 @@ def watched(drafter: type[Drafter], *, is_together: bool = True) -> type[Watched
         def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
             if not (is_together or _watch(asks[0]).is_watched_drafting):  # whose own `draft` may call this
                 return [ask.drafter.draft(ask.history, ask.limit) for ask in asks]
-            shown = [attrs.evolve(ask, history=_watch(ask).watched_history(ask.history)) for ask in asks]
+            shown = [ask._replace(history=_watch(ask).watched_history(ask.history)) for ask in asks]
             for ask in asks:
                 _watch(ask).is_watched_ahead = len(ask.guess) > 0
             answers: Any = super().draft_together(shown)

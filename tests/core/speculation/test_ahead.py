@@ -2,6 +2,7 @@
 
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -315,10 +316,12 @@ def test_what_is_not_likely_to_be_accepted_is_not_drafted_ahead():
 )
 def test_of_a_draft_that_branches_the_likeliest_path_is_taken_for_accepted(parents, confidence, guess, n, monkeypatch):
     made, asked = knowing(0.001, n_right=0), []
-    monkeypatch.setattr(ahead, "draft_for_all", lambda asks: asked.extend(ask for _, ask in asks) or [Draft() for _ in asks])
+    monkeypatch.setattr(
+        ahead, "draft_for_all", lambda asks: asked.extend(dict(asks).values()) or dict.fromkeys(dict(asks), Draft())
+    )
     slot = slot_of(request_of(made), {0: Draft([1, 2, 3], parents, confidence=confidence)}, limit=8)
     slot.sequence = SimpleNamespace(speculation=Speculation())
-    guard = SimpleNamespace(drafts_ahead=True, seconds=0.0, ask=lambda limit, guess: Ask(None, None, limit, guess))
+    guard = Mock(drafts_ahead=True, seconds=0.0, ask=lambda limit, guess: Ask(None, None, limit, guess))
     slot.drafters.every[0].guard = guard
     ahead.draft_ahead(made, [choice_of(slot, [0, 1, 2])], 0, 0.0)
     assert [ask.guess.tolist() for ask in asked] == [guess]

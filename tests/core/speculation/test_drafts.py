@@ -63,9 +63,11 @@ def test_what_was_verified_of_a_proposal_and_accepted_is_told_by_its_own_places(
     one, other, third, none = slot.by_drafter
     assert slot.tree.drafters == [one, other, third]
     counts = [[2, 2, 2, 2, 2], [3, 2, 2, 1, 0], [1, 1, 1, 0, 0]]
+    assert slot.tree.count(choice.nodes, [0, 1], [one, none]) == [*counts, counts[0]]
+    assert slot.tree.count(choice.nodes, [0], [other, third]) == [
+        *([2, 1, 2, 2, 1], [3, 1, 2, 1, 0], [1, 1, 1, 0, 0], [3, 1, 2, 1, 0])
+    ]
     assert choice.counts([0, 1]) == [*counts, [0] * 5]
-    assert choice.counts([0, 1], [one, none]) == [*counts, counts[0]]
-    assert choice.counts([0], [other, third]) == [[2, 1, 2, 2, 1], [3, 1, 2, 1, 0], [1, 1, 1, 0, 0], [3, 1, 2, 1, 0]]
 
 
 def test_where_a_tree_may_not_branch_its_likeliest_path_alone_can_be_verified():
