@@ -110,7 +110,7 @@ class SamplingParams:
     samplers: tuple[str, ...] = field(default=SAMPLERS, converter=_samplers)
     dry_sequence_breakers: tuple[str, ...] = field(default=("\n", ":", '"', "*"), converter=_texts)  # no repetition spans one
     seed_offset: int = 0  # random numbers of the seed that are used up, one for each token of a text that goes on
-    mirostat_mu: float | None = None  # of such a text, see `augury.engine.mirostat.Mirostat`
+    mirostat_mu: float | None = None  # of such a text, see `augury.engine.sampling_step.Mirostat`
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.seed_offset, int) or isinstance(self.seed_offset, bool) or self.seed_offset < 0:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import evolve
 
 from augury.drafters.model.block_runner import BlockRunner
-from augury.drafters.model.head_drafter import HeadDrafter
-from augury.drafters.model.model_drafter import drafter_for
+from augury.drafters.model.model_drafter import HeadDrafter, drafter_for
 from augury.drafters.model.part_runner import RowModel
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from augury.drafters.model.block_runner import ParallelRunner
-from augury.drafters.model.head_drafter import HeadDrafter
+from augury.drafters.model.model_drafter import HeadDrafter
 from augury.drafters.model.part_runner import RowModel
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 
 if TYPE_CHECKING:
-    from augury.drafters.model.load_options import HeadOptions
+    from augury.drafters.model.model_drafter import HeadOptions
     from augury.drafters.model.part_runner import Encoder, PartRunner
     from augury.interfaces import Session
     from augury.passes import Context

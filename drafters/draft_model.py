@@ -5,8 +5,8 @@ sampled and, after a draft that was right to the end, that draft's last; each fu
 pass serves all slots. k drafted tokens take k passes.
 
 A draft model with another vocabulary drafts through text: see `augury.drafters.model.translation`. `tree` adds to a draft the
-other tokens that the draft model considered: see `augury.drafters.model.draft_tree`. If drafts are verified by rejection, they
-are drawn as the request draws, and handed over with the distributions that they were drawn from.
+other tokens that the draft model considered: see `augury.drafters.model.written_draft`. If drafts are verified by rejection,
+they are drawn as the request draws, and handed over with the distributions that they were drawn from.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", with greedy drafts.
 """
@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve, frozen
 
-from augury.drafters.model.draft_runner import DraftRequest, DraftRunner, WrittenDraft
-from augury.drafters.model.draft_tree import TreeShape
-from augury.drafters.model.load_options import LoadOptions, vocab_option
-from augury.drafters.model.model_drafter import ModelDrafter, drafter_for
-from augury.drafters.model.translation import Translation
-from augury.drafters.model.vocabulary_match import size_difference, tokenizer_difference
+from augury.drafters.model.draft_runner import DraftRunner
+from augury.drafters.model.model_drafter import LoadOptions, ModelDrafter, drafter_for, vocab_option
+from augury.drafters.model.translation import Translation, size_difference, tokenizer_difference
+from augury.drafters.model.written_draft import DraftRequest, TreeShape, WrittenDraft
 from augury.errors import OptionError, UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Ask, Drafter, Session

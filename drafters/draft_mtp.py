@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from augury.drafters.model.load_options import p_min_option, quant_option, vocab_option
-from augury.drafters.model.model_drafter import FeatureDrafter
+from augury.drafters.model.model_drafter import FeatureDrafter, p_min_option, quant_option, vocab_option
 from augury.drafters.model.mtp_runner import MtpRunner
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl

@@ -30,9 +30,7 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
-from augury.drafters.ngram.counts import NgramCounts
-from augury.drafters.ngram.lookup_file import MAX_NGRAM, NgramCorpus, read_lookup
-from augury.drafters.ngram.past import NgramPast
+from augury.drafters.ngram.lookup_file import MAX_NGRAM, NgramCorpus, NgramCounts, NgramPast, read_lookup
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option

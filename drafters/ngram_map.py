@@ -16,7 +16,7 @@ often as the others together is the draft, with the same bound::
 
 Source: llama.cpp, `common/ngram-map.cpp`, whose drafts these are to the token. Its conditions: the history is longer than
 2n + m; the m tokens after the occurrence end before the token that precedes the one just sampled; and a key is looked up where
-the table of `augury.drafters.ngram.first_table` has it. (`min_hits`, which llama.cpp accepts for `ngram-map-k`, has no effect
+the table of `augury.drafters.ngram.index` has it. (`min_hits`, which llama.cpp accepts for `ngram-map-k`, has no effect
 there.) Its ways of counting for `ngram-map-k4v`: a key is counted each time that it is looked up and found, and nothing is
 drafted before `min_hits` of that; its m-grams are counted up to where the table has the key, that place again with every
 look-up; and the tokens after that place are drafted, even if another m-gram leads.
@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import numpy as np
 from attrs import Factory, define, frozen
 
-from augury.drafters.ngram.sizes import size_option
+from augury.drafters.ngram.index import size_option
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
@@ -84,7 +84,7 @@ class NgramMapK(Drafter):
 
     def __init__(self, options: NgramMapKOptions | NgramMapK4vOptions, session: Session) -> None:
         super().__init__(options, session)
-        from augury.drafters.ngram.first_table import NgramFirstTable
+        from augury.drafters.ngram.index import NgramFirstTable
 
         self._table = NgramFirstTable(options.n, options.m)
         self._bounds: dict[bytes, _Continuation] = {}  # by key

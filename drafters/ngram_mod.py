@@ -63,7 +63,7 @@ class NgramMod(Drafter):
 
     def __init__(self, options: NgramModOptions, session: Session) -> None:
         super().__init__(options, session)
-        from augury.drafters.ngram.pool import NgramPool
+        from augury.drafters.ngram.index import NgramPool
 
         if options.n_min is not None and options.n_min > options.n_max:
             get_logger("augury.drafters.ngram_mod").warning(

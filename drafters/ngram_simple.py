@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from augury.drafters.ngram.sizes import size_option
+from augury.drafters.ngram.index import size_option
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.log import get_logger

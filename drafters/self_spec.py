@@ -20,9 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import evolve, frozen
 
-from augury.drafters.model.draft_runner import DraftRequest, WrittenDraft, add_best
-from augury.drafters.model.draft_vocabulary import DraftVocabulary
-from augury.drafters.model.load_options import p_min_option, vocab_option
+from augury.drafters.model.draft_runner import DraftVocabulary
+from augury.drafters.model.model_drafter import p_min_option, vocab_option
+from augury.drafters.model.written_draft import DraftRequest, WrittenDraft, add_best
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions
 from augury.errors import OptionError
 from augury.hookspecs import hookimpl

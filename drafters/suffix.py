@@ -40,8 +40,7 @@ from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
 
 if TYPE_CHECKING:
-    from augury.drafters.ngram.suffix_array import SuffixArray
-    from augury.drafters.ngram.text_corpus import TextCorpus
+    from augury.drafters.ngram.text_corpus import SuffixArray, TextCorpus
 
 
 _CHANCES = (  # docs/benchmarks.md has how they were measured; for lengths from 0, 2, 3, 5, 9, 17 and 33 tokens on
@@ -119,7 +118,7 @@ class Suffix(Drafter):
     def __init__(self, options: SuffixOptions, session: Session) -> None:
         super().__init__(options, session)
         from augury.drafters.ngram import kernels
-        from augury.drafters.ngram.suffix_array import SuffixArray
+        from augury.drafters.ngram.text_corpus import SuffixArray
 
         self._kernels = kernels
         self._texts = SuffixArray(options.max_depth, options.max_tokens)

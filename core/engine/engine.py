@@ -36,10 +36,9 @@ from augury.loader import Loader, context_size, make_backend, only_spec, plan_of
 from augury.notebook_progress import shown_progress
 from augury.options import check_count, check_mapping
 from augury.registry import Registry
-from augury.speculation.calibration import planner_for
 from augury.speculation.config import Speculation, choose_drafters, kernels_of, serving_drafters, uses_mtp
 from augury.speculation.drafting import Drafting
-from augury.speculation.planner import DraftPlanner
+from augury.speculation.planner import DraftPlanner, planner_for
 from augury.speculation.trials import Trial
 from augury.speculation.verification import Synthetic, acceptance_rule
 from augury.text.chat_template import ChatTemplate

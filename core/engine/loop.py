@@ -18,10 +18,9 @@ import numpy as np
 from attrs import Factory, define, evolve, field
 
 from augury.engine.adapters import Scales
-from augury.engine.chain import emit_chain, n_chained
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
-from augury.engine.round_pass import RoundPass, RoundRecord, ScheduledInput
+from augury.engine.round_pass import RoundPass, RoundRecord, ScheduledInput, emit_chain, n_chained
 from augury.engine.sequence import RunningSequence
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineCounter, EngineStats, log_request
@@ -175,11 +174,7 @@ class Loop:
         return RoundRecord(start, scheduled, n_prompt, n_tokens, perf_counter() - start, [])
 
     def _deliver(self, record: RoundRecord, done: RoundPass) -> float:
-        """Emit everyone's tokens, then let drafters learn of them: passes of theirs write over logits and states.
-
-        Returns:
-            The seconds that drafters took.
-        """
+        """Emit everyone's tokens; returns how long drafters then took to learn of them: they write over logits and states."""
         row = first = 0
         firsts: list[int] = []  # where in the pass each one's input begins
         for each in record.scheduled:

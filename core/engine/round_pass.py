@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from attrs import evolve
 
 from augury.batch import SlotInput
 from augury.engine.context import EngineContext
@@ -17,7 +18,7 @@ from augury.passes import Pass, WrappedPass
 from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Outcome, VerifiedNodes
-from augury.types import read_only, tokens_array
+from augury.types import NO_DRAFT, read_only, tokens_array
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -131,3 +132,44 @@ class RoundPass(NamedTuple):
                 argmax = [token if isfinite(logit) else -1 for token, logit in firsts]
         features = {name: passed.features(name).copy() for name in wanted} if wanted else {}
         return cls(passed, argmax, best, top, features, seconds, late_s)
+
+
+_LONGEST = 4  # passes: a quarter of the wait for each
+
+
+def n_chained(context: EngineContext, drafting: Drafting, sequences: Sequence[RunningSequence]) -> int:
+    """How many passes over a token of each sequence are begun at once; 1 where others than the best may be chosen.
+
+    A model on a device chooses the tokens between them itself, and is waited for once. A text's first token comes with its
+    prompt's pass, so a chain keeps none back. Whoever comes during one waits for three passes more than else, and a request
+    that ends or is cancelled within one wastes as many at most.
+    """
+    if not 0 < 2 * len(sequences) <= context.chain_rows:
+        return 1
+    if any([each.request.hidden_states or not each.sampler.is_best_allowed for each in sequences]):  # noqa: C419 - a generator takes longer
+        return 1
+    n = min([_LONGEST, context.chain_rows // len(sequences), *[each.n_left for each in sequences]])
+    if drafted := [each for each in sequences if each.is_drafted]:
+        return 1 if drafting.wants_features else 1 + drafting.rest(drafted, n - 1)
+    return n
+
+
+def emit_chain(context: EngineContext, scheduled: ScheduledInput, n_sequences: int, done: RoundPass, row: int) -> Outcome:
+    """Emit a sequence's token of each pass, a round of its own, and keep their states.
+
+    The chain is over with the request, or with a token that the next pass was not given: the best is forbidden, or padding.
+    The rows are those of the first pass of all sequences, then those of the next one.
+    """
+    sequence, n_emitted = scheduled.sequence, 0
+    for place in range(row, len(done.fed), n_sequences):
+        accepted = sequence.verify(NO_DRAFT, done.passed, place, done.argmax)
+        n = sequence.emit(accepted, done.passed, place, ())
+        n_emitted += n
+        if not n or sequence.finish_reason is not None or accepted.tokens[0] != done.fed[place]:
+            break
+    if not n_emitted and sequence.error is not None:  # the slot keeps its contents of before the chain
+        raise sequence.error
+    context.commit(evolve(scheduled.slot_input, tokens=sequence.history[-1 - n_emitted : -1]))
+    sequence.n_kept += n_emitted
+    sequence.counter.chained(n_emitted)
+    return Outcome((), n_emitted)

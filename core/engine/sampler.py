@@ -21,10 +21,11 @@ import attrs
 import numpy as np
 
 from augury.engine.constraint import ConstraintGuard
-from augury.engine.dry import Breakers, Dry
-from augury.engine.mirostat import Mirostat
 from augury.engine.sampling_step import (
     Adjustment,
+    Breakers,
+    Dry,
+    Mirostat,
     Penalties,
     SamplingStep,
     best_first,

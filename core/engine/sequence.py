@@ -11,11 +11,9 @@ from attrs import evolve
 from augury.constraint import ConstraintSession
 from augury.engine.channel import Channel
 from augury.engine.constraint import ConstraintGuard
-from augury.engine.dry import Breakers, breakers
-from augury.engine.infill import infill
 from augury.engine.request import Request
 from augury.engine.sampler import Sampler
-from augury.engine.sampling_step import SamplingStep
+from augury.engine.sampling_step import Breakers, SamplingStep, breakers, infill
 from augury.engine.stats import RequestCounter
 from augury.errors import AuguryError, LostDeviceError, ModelFileError, OptionError, PluginError, UnsupportedError
 from augury.guard import guarded

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from augury.speculation.constants import kernels
 from augury.speculation.drafts import SlotProposals
-from augury.speculation.tables import kernels
 
 
 class PassCurve(NamedTuple):

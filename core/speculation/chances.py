@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from attrs import frozen
 
-from augury.speculation.tables import KEEP_ALL, STEPS, TYPICAL, kernels
+from augury.speculation.constants import KEEP_ALL, STEPS, TYPICAL, kernels
 from augury.types import Draft
 
 # Prior chances of tokens: docs/benchmarks.md, "What buckets are worth", says how they were measured

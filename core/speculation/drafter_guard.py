@@ -17,8 +17,8 @@ from attrs import Factory, define
 from augury import guard
 from augury.errors import LostDeviceError, PluginError
 from augury.interfaces import Ask, Drafter, Pace
+from augury.speculation.constants import kernels
 from augury.speculation.drafted_sequence import DraftedSequence
-from augury.speculation.tables import kernels
 from augury.types import NO_DRAFT, Draft, Verdict, read_only
 
 _SPARE_STEPS = 1000  # of `begin`, plus one for each token of the text: one that takes more is taken to have no end

@@ -12,12 +12,11 @@ from attrs import Factory, define, field, frozen
 from augury.errors import PluginError
 from augury.interfaces import Drafter, DrafterTraits, Pace
 from augury.speculation.chances import Agreement, Chances
-from augury.speculation.constants import CONSTANTS
+from augury.speculation.constants import CONSTANTS, TYPICAL
 from augury.speculation.costs import DraftCost
 from augury.speculation.drafted_sequence import DraftedSequence
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.joint_tree import JointTree
-from augury.speculation.tables import TYPICAL
 from augury.types import NO_DRAFT, Draft, Verdict
 
 

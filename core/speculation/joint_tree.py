@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from augury.speculation.chances import Agreement, Chances
-from augury.speculation.tables import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN, kernels
+from augury.speculation.constants import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN, kernels
 from augury.types import NO_DRAFT, Draft
 
 Proposer = TypeVar("Proposer")
@@ -32,7 +32,7 @@ class JointTree(Generic[Proposer]):
     """A tree of drafted tokens, each with its drafters, 63 at most. A node comes after its parent.
 
     Attributes:
-        nodes: (5, room) int64, the rows that `augury.speculation.tables` names.
+        nodes: (5, room) int64, the rows that `augury.speculation.constants` names.
         drafters: Those that propose something, each with the bit of its place.
         drawn: For the nodes that a drafter drew, each one's distribution, (V,) float32, in the order of the drafters; at most
             one for each parent. They have to be verified with any chance: `verification.reject` would be biased against omitted

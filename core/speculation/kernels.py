@@ -8,8 +8,19 @@ import numba
 import numpy as np
 
 from augury.compiled import compiled
-from augury.speculation.constants import CONSTANTS
-from augury.speculation.tables import CHANCE, FIRST, IS_DRAWN, KEEP_ALL, PARENT, PROPOSERS, REACH, STEPS, TOKEN, TYPICAL
+from augury.speculation.constants import (
+    CHANCE,
+    CONSTANTS,
+    FIRST,
+    IS_DRAWN,
+    KEEP_ALL,
+    PARENT,
+    PROPOSERS,
+    REACH,
+    STEPS,
+    TOKEN,
+    TYPICAL,
+)
 
 START, END, LIMIT, N_MIN, PAID = range(5)  # of a slot: its nodes, what it takes, and the drafters that no budget holds back
 SECONDS, FIRST_SECONDS = range(2)  # of its budget

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, log
 
-from augury.interfaces import Pace
+from augury.interfaces import Drafter, Model, Pace
 from augury.speculation.best_nodes import OthersPass, PassCurve, best_nodes
 from augury.speculation.chances import Agreement, survival
-from augury.speculation.constants import CONSTANTS
-from augury.speculation.costs import PassCosts
+from augury.speculation.constants import CONSTANTS, TYPICAL
+from augury.speculation.costs import PassCosts, measure_passes
 from augury.speculation.drafts import (
     CostlyAsk,
     DrafterProfile,
@@ -32,7 +32,6 @@ from augury.speculation.drafts import (
     SlotProposals,
     VerifiedNodes,
 )
-from augury.speculation.tables import TYPICAL
 
 
 class DraftPlanner:
@@ -48,13 +47,7 @@ class DraftPlanner:
     """
 
     def __init__(self, costs: PassCosts, profiles: Iterable[DrafterProfile], *, replays_accepted: bool = False) -> None:
-        """Start to plan.
-
-        Args:
-            costs: The costs of passes.
-            profiles: The profiles of the engine's drafters, by priority.
-            replays_accepted: Whether the accepted tokens of a draft are computed again if the rest of it was rejected.
-        """
+        """Start to plan; `replays_accepted`: a draft's accepted tokens are computed again if the rest of it was rejected."""
         self.costs = costs
         self.profiles = list(profiles)
         self.replays_accepted = replays_accepted
@@ -392,3 +385,11 @@ class DraftPlanner:
             is_right = outcome.is_stopped or (2 * n_accepted >= n > 0) or (not n and drafter.n_right > 0)
             if is_right or choice.probed is drafter:
                 profile.schedule(is_right=is_right)
+
+
+def planner_for(model: Model, chain: Sequence[Drafter], draft_max: int, *, replays_accepted: bool) -> DraftPlanner | None:
+    """A planner for a chain of drafters in every slot, by the measured costs of this model's passes; None without drafters."""
+    if not chain:
+        return None
+    costs = measure_passes(model, model.state_spec.n_slots * (draft_max + 1))
+    return DraftPlanner(costs, map(DrafterProfile.of, chain), replays_accepted=replays_accepted)

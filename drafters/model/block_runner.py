@@ -25,12 +25,13 @@ import numpy as np
 from attrs import evolve
 
 from augury.batch import SlotInput
-from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, Shares, WrittenDraft
 from augury.drafters.model.part_runner import PartRunner
+from augury.drafters.model.written_draft import N_JUDGED, DraftRequest, WrittenDraft
 from augury.passes import ArrayPass, Context, Pass
 from augury.types import Draft
 
 if TYPE_CHECKING:
+    from augury.drafters.model.draft_runner import Shares
     from augury.drafters.model.part_runner import Encoder, RowModel
 
 _NO_TOKENS = np.empty(0, np.int32)

@@ -2,160 +2,91 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import Factory, define, evolve, frozen
+from attrs import evolve
 
 from augury.batch import SlotInput
 from augury.drafters.model.cached_text import CachedText
-from augury.drafters.model.draft_vocabulary import DraftVocabulary
+from augury.drafters.model.written_draft import DraftRequest, WrittenDraft, add_best, n_chained
 from augury.errors import LostDeviceError
-from augury.log import DRAFT_LOGGER, get_logger
+from augury.log import get_logger
 from augury.passes import Context, Pass
 from augury.types import Draft
 
-if TYPE_CHECKING:
-    from augury.drafters.model.draft_sampler import DraftSampler
+_SHARE = 4  # of the vocabulary is a quarter, unless a number is given,
+_LEAST = 16384  # but no less than this
+_MOST_SEEN = 16  # a sixteenth as many tokens are kept that were seen beyond the first ones,
+_FEW_SEEN = 64  # but these in any case
+
+_KEEP = 0.99  # of the estimated share of missing tokens, with each new one
+_TOO_OFTEN = 0.06  # missing: every draft is then cut short more often than the smaller matrix saves
+
+
+class DraftVocabulary:
+    """Which logits a draft model computes, for all slots together: the most frequent tokens, and those of the texts.
+
+    The output matrix is a large part of a small model's weights: 37 % of Qwen2.5's 0.5B model. Tokenizers number their tokens
+    by how frequent they were where the vocabulary was made, so the first ones are most of any text.
+
+    Texts in other scripts than most of the vocabulary's, or a tokenizer whose numbers follow another order, miss many tokens.
+    In that case the whole vocabulary is used until few are missing.
+
+    Source: frequency-ranked draft vocabularies are those of FR-Spec (Zhao et al. 2025, arXiv 2502.14856).
+    """
+
+    def __init__(self, n_vocab: int, n_first: int | None = None) -> None:
+        """Begin with the first tokens.
+
+        Args:
+            n_vocab: The size of the vocabulary of the model.
+            n_first: How many of them; 0: all, None: a quarter, if that saves anything worth having.
+        """
+        self._n_first = min(max(n_vocab // _SHARE, _LEAST) if n_first is None else n_first, n_vocab)
+        self._is_whole = not 0 < self._n_first < n_vocab
+        self._n_vocab = n_vocab
+        self._missing = 0.0  # share of the tokens
+        self._seen: set[int] = set()  # beyond the first
+        self._n_seen: dict[int, int] = {}  # tokens of a slot's text, by slot
+        self._tokens = np.arange(self._n_first, dtype=np.int32)
+
+    @property
+    def tokens(self) -> np.ndarray | None:
+        """(m,) int32, rising, the same array until there are others; None: all."""
+        return None if self._is_whole or self._missing > _TOO_OFTEN else self._tokens
+
+    def begin(self, slot: int, history: np.ndarray) -> None:
+        """A slot has a new text, `history` (h,) int32."""
+        self._n_seen[slot] = len(history)
+        if not self._is_whole:
+            self._add(history)
+
+    def follow(self, slot: int, history: np.ndarray) -> None:
+        """A slot's text went on, to `history` (h,) int32."""
+        new = history[self._n_seen.get(slot, 0) :]
+        self._n_seen[slot] = len(history)
+        if self._is_whole:
+            return
+        for token in new.tolist():
+            is_missing = token >= self._n_first and token not in self._seen
+            self._missing += (1 - _KEEP) * (is_missing - self._missing)
+        self._add(new)
+
+    def _add(self, tokens: np.ndarray) -> None:
+        found = set(tokens[(tokens >= self._n_first) & (tokens < self._n_vocab)].tolist()) - self._seen
+        if not found:
+            return
+        most = max(self._n_first // _MOST_SEEN, _FEW_SEEN)
+        if len(self._seen) + len(found) > most:
+            self._seen.clear()  # of older texts
+        self._seen.update(sorted(found)[:most])
+        self._tokens = np.array([*range(self._n_first), *sorted(self._seen)], np.int32)
+
 
 Shares = Sequence[tuple[CachedText, np.ndarray, Draft | None]]
 """Of texts, the tokens of a pass that are cached from then on, and drafted ones after them that are not."""
-N_JUDGED = 10
-"""The number of heads' best tokens, among which the probability of one counts, as in llama.cpp."""
 _CHUNK = 256  # prompt tokens in a pass; the other slots wait for it
-_LEAST_SHARE = 1e-9  # of all tokens but the best
-_FIRST_CHAIN = 2  # passes that are begun before it is known whether a draft ends early
-
-
-@frozen(eq=False)
-class DraftRequest:
-    """A slot's request for a draft."""
-
-    slot: int
-    history: np.ndarray  # (h,) int32
-    limit: int
-    p_min: float
-    n_candidates: int = 1  # for each place
-    sampler: DraftSampler | None = None  # None: the best token is taken
-    guess: Sequence[int] = ()  # tokens that may follow the history; the draft follows them
-    min_path_probability: float = 0.0  # see `Pace`
-
-
-@define(eq=False)
-class WrittenDraft:
-    """The tokens that a draft model wrote.
-
-    Attributes:
-        tokens: In order.
-        probabilities: The distribution of each draw, (V,) float32; empty unless a sampler was given.
-        confidence: How probable the best token in the place of each is, drawn or not; empty unless that was computed.
-        reach: How probable all of them are.
-        candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
-        lattice_reach: Paths as probable as this go on after an alternative; None: nothing follows one.
-        lattice: The candidates for a place after a token, by both; None: those of the place, after any token.
-    """
-
-    tokens: list[int] = Factory(list)
-    probabilities: list[np.ndarray] = Factory(list)
-    confidence: list[float] = Factory(list)
-    candidates: list[list[tuple[int, float]]] = Factory(list)
-    reach: float = 1.0
-    lattice_reach: float | None = None
-    lattice: dict[tuple[int, int], list[tuple[int, float]]] | None = None
-
-    def add(
-        self,
-        request: DraftRequest,
-        logits: Pass,
-        row: int,
-        best: int,
-        *,
-        n_vocab: int,
-        n_judged: int | None = None,
-        confidence: float | None = None,
-    ) -> bool:
-        """Write one token more, unless the model is too unsure of its best one, has none, or the target none like it.
-
-        Args:
-            request: The request for a draft.
-            logits: The logits of a pass.
-            row: The row of the place.
-            best: Its best token; below 0 where it has none.
-            n_vocab: A token from this on is never proposed.
-            n_judged: A token's probability is that among so many of the best; None: among all.
-            confidence: The probability of the best one, if that is known; the others share the rest.
-
-        Returns:
-            Whether one more is wanted after it.
-        """
-        if best < 0:
-            return False
-        ids, likely = np.array([best], np.int32), None
-        if request.n_candidates > 1 or n_judged is not None:
-            (ids,), (likely,) = logits.top_k(np.array([row], np.int32), n_judged or request.n_candidates)
-        is_judged = request.p_min > 0 or request.min_path_probability > 0 or request.n_candidates > 1
-        probabilities: list[float] = []
-        if is_judged or n_judged is not None or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
-            probabilities = _probabilities(logits, row, ids, None if n_judged is None else likely).tolist()
-            if confidence is not None and probabilities:
-                rest = (1.0 - confidence) / max(1.0 - probabilities[0], _LEAST_SHARE)
-                probabilities = [confidence, *(p * rest for p in probabilities[1:])]
-            if probabilities and probabilities[0] < request.p_min:
-                return False
-        if request.sampler is not None:
-            text = np.concatenate([request.history, np.array(self.tokens, np.int32)])
-            if (drawn := request.sampler.draw(logits, row, text)) is None:
-                return False
-            self.tokens.append(drawn[0])
-            self.probabilities.append(drawn[1])
-        elif best >= n_vocab:
-            return False
-        else:
-            self.tokens.append(best)
-        self.confidence += probabilities[:1]
-        if request.n_candidates > 1:
-            likeliest = zip(ids.tolist()[: request.n_candidates], probabilities, strict=False)
-            self.candidates.append([each for each in likeliest if each[0] < n_vocab])
-        self.reach *= probabilities[0] if probabilities else 1.0
-        return len(self.tokens) < request.limit and self.reach >= request.min_path_probability
-
-
-def add_best(
-    written: Sequence[WrittenDraft],
-    requests: Sequence[DraftRequest],
-    writing: Sequence[int],
-    logits: Pass,
-    *,
-    n_vocab: int,
-    n_judged: int | None = None,
-) -> list[int]:
-    """Write the best token of each row of passes, in turns to the drafts of the numbers `writing`; see `WrittenDraft.add`.
-
-    Returns:
-        The numbers of the drafts that want one more.
-    """
-    going_on = dict.fromkeys(writing)
-    for row, best in enumerate(logits.argmax().tolist()):
-        i = writing[row % len(writing)]
-        if i in going_on and not written[i].add(requests[i], logits, row, best, n_vocab=n_vocab, n_judged=n_judged):
-            del going_on[i]
-    return list(going_on)
-
-
-def n_chained(requests: Sequence[DraftRequest], n_written: int, n_most: int, *, is_elsewhere: bool = False) -> int:
-    """How many passes more are begun together with the next one, whose tokens a model chooses itself; `n_most` in all.
-
-    As many as the longest draft wants. Where drafts may end before, at `p_min` or `min_path_probability`, as many in all as
-    were looked at so far, `n_written`: of the passes after an end there are fewer than tokens before it, or one. Where another
-    machine computes them one trip is worth more.
-    """
-    if any(request.sampler is not None for request in requests):
-        return 0
-    if not is_elsewhere and any(request.p_min > 0 or request.min_path_probability > 0 for request in requests):
-        n_most = min(n_most, max(n_written, _FIRST_CHAIN))
-    return max(n_most - 1, 0)
 
 
 class DraftRunner:
@@ -355,13 +286,3 @@ class DraftRunner:
     def _names(self, cached: CachedText, feed: SlotInput) -> np.ndarray:  # noqa: ARG002 - for runners that know more of a text
         """The tokens (m,) by which the cached positions of a feed are found again."""
         return feed.tokens
-
-
-def _probabilities(logits: Pass, row: int, ids: np.ndarray, likely: np.ndarray | None) -> np.ndarray:
-    """The probabilities (m,) of tokens (m,) int32 by the model's own distribution, or among those of logits `likely` (m,)."""
-    if likely is not None:
-        weights = np.exp(likely.astype(np.float64) - likely[0])
-        shares: np.ndarray = weights / weights.sum()
-        return shares
-    logarithms = logits.gather(row, ids).astype(np.float64) - logits.log_normalizer(row)
-    return np.exp(np.minimum(logarithms, 0.0))  # above 0 by rounding alone

@@ -24,11 +24,11 @@ from attrs import define, evolve, field
 
 from augury.batch import PartInput
 from augury.drafters.model.cached_text import FedRows, n_common
-from augury.drafters.model.draft_runner import N_JUDGED, WrittenDraft, add_best, n_chained
-from augury.drafters.model.draft_vocabulary import DraftVocabulary
+from augury.drafters.model.draft_runner import DraftVocabulary
+from augury.drafters.model.written_draft import N_JUDGED, WrittenDraft, add_best, n_chained
 
 if TYPE_CHECKING:
-    from augury.drafters.model.draft_runner import DraftRequest
+    from augury.drafters.model.written_draft import DraftRequest
     from augury.passes import Pass, Target
 
 _MOST_PENDING = 256  # tokens that are fed and not computed; as a prompt goes on, so many at least are computed in one pass

@@ -23,7 +23,8 @@ from attrs import Factory, define, evolve
 
 from augury.batch import SlotInput
 from augury.drafters.model.cached_text import CachedText, FedRows, n_common
-from augury.drafters.model.draft_runner import N_JUDGED, DraftRequest, DraftRunner, Shares, WrittenDraft
+from augury.drafters.model.draft_runner import DraftRunner, Shares
+from augury.drafters.model.written_draft import N_JUDGED, DraftRequest, WrittenDraft
 from augury.passes import Context, Pass
 
 _CHUNK = 256  # tokens in a pass over a text; all slots wait for it

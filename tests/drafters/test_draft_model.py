@@ -11,7 +11,7 @@ from support.more_toys import registry_with_toys
 from support.toys import as_history
 
 from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
-from augury.drafters.model.draft_runner import DraftRequest
+from augury.drafters.model.written_draft import DraftRequest
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
 from augury.errors import OptionError, UnsupportedError

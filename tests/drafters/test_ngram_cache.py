@@ -6,9 +6,7 @@ from hypothesis import given, settings, strategies as st
 from oracles import ngram_caches
 from support.toys import as_history, drafted
 
-from augury.drafters.ngram.counts import Followers, NgramCounts
-from augury.drafters.ngram.lookup_file import NgramCorpus, read_lookup, write_lookup
-from augury.drafters.ngram.past import NgramPast
+from augury.drafters.ngram.lookup_file import Followers, NgramCorpus, NgramCounts, NgramPast, read_lookup, write_lookup
 from augury.drafters.ngram_cache import NgramCache, NgramCacheOptions, augury_drafters
 from augury.engine.shared import Shared
 from augury.errors import ModelFileError, OptionError
@@ -200,7 +198,7 @@ def test_a_file_of_another_vocabulary_is_an_error(tmp_path):
 
 
 def test_beyond_a_million_ngrams_those_seen_least_are_forgotten(monkeypatch):
-    monkeypatch.setattr("augury.drafters.ngram.past._N_MAX", 100)
+    monkeypatch.setattr("augury.drafters.ngram.lookup_file._N_MAX", 100)
     past = NgramPast(None, N_VOCAB)
     for _ in range(3):
         past.learn(as_history([1, 2, 3]), 0)

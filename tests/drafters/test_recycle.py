@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given, strategies as st
 from oracles.recycling import NaiveRecycle
 
-from augury.drafters.ngram.successors import FIRST_OF_PAIRS, FIRST_OF_TEXT, RUNNER_UP_CHANCES, TARGET_CHANCES, most_frequent
-from augury.drafters.recycle import Recycle, RecycleOptions, _tree_shape
+from augury.drafters.recycle import (
+    FIRST_OF_PAIRS,
+    FIRST_OF_TEXT,
+    RUNNER_UP_CHANCES,
+    TARGET_CHANCES,
+    Recycle,
+    RecycleOptions,
+    _tree_shape,
+    most_frequent,
+)
 from augury.engine.shared import Shared
 from augury.errors import OptionError
 from augury.types import Verdict

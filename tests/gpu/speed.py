@@ -27,7 +27,8 @@ from augury.backends.numba_cuda.kernels.sums import TILES, MatrixArgs, SourceArg
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.passes import KERNELS, RowRequest
 from augury.backends.numba_cuda.repack import n_units
-from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
+from augury.drafters.model.draft_runner import DraftRunner
+from augury.drafters.model.written_draft import DraftRequest
 from augury.engine.context import EngineContext
 from augury.interfaces import Progress
 from augury.plugins.memory.contiguous import Contiguous

@@ -16,8 +16,7 @@ from augury import AuguryError, Engine
 from augury.backends.numba_cpu.kernels import jit, simd
 from augury.backends.numba_cpu.packed_file import PackedFile
 from augury.backends.numba_cpu.packing import PackedLayout
-from augury.drafters.ngram.lookup_file import NgramCorpus, read_lookup
-from augury.drafters.ngram.past import NgramPast
+from augury.drafters.ngram.lookup_file import NgramCorpus, NgramPast, read_lookup
 from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys

@@ -10,8 +10,8 @@ from support.toys import as_history
 
 from augury import Registry
 from augury.batch import Batch
-from augury.drafters.model.draft_runner import DraftRequest
 from augury.drafters.model.mtp_runner import MtpRunner
+from augury.drafters.model.written_draft import DraftRequest
 from augury.engine.checked_context import EngineTarget
 from augury.engine.session import EngineSession
 from augury.interfaces import Progress

@@ -17,7 +17,8 @@ from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.dialect import kernel
 from augury.backends.numba_cuda.kernels.inputs import SIZE
 from augury.batch import Batch
-from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
+from augury.drafters.model.draft_runner import DraftRunner
+from augury.drafters.model.written_draft import DraftRequest
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, CapacityError, UnsupportedError

@@ -21,7 +21,7 @@ from augury.backends.remote.model import RemoteModel
 REGISTRY = Registry.discover()
 PROMPT = [3, 1, 4, 1, 5, 3, 1, 4, 1] * 2
 TOKEN_S, TRIP_S = 1e-4, 1e-4
-CLOCKED = ("engine.loop", "engine.round_pass", "speculation.calibration", "speculation.drafting")
+CLOCKED = ("engine.loop", "engine.round_pass", "speculation.costs", "speculation.drafting")
 CLOCKED += ("speculation.drafter_guard", "stages")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.toys import ScriptedDrafter, ToyModel, planner_of, toy_engine
 
-from augury.engine.chain import n_chained
+from augury.engine.round_pass import n_chained
 from augury.errors import ModelFileError
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.toys import toy_engine
 
-from augury.engine.infill import infill
+from augury.engine.sampling_step import infill
 from augury.errors import UnsupportedError
 
 NOTHING = np.empty(0, np.int32)

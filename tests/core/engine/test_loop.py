@@ -9,8 +9,7 @@ from support.toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
 
 from augury.errors import ModelFileError
 from augury.passes import ArrayPass
-from augury.speculation.calibration import measure_passes
-from augury.speculation.costs import DraftCost, PassCosts, PassTime
+from augury.speculation.costs import DraftCost, PassCosts, PassTime, measure_passes
 
 GREEDY = {"temperature": 0.0}
 scripts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6)

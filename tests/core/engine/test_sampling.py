@@ -6,8 +6,8 @@ from hypothesis import given, settings, strategies as st
 from oracles import sampling as oracle
 from support.vocabularies import tiny
 
-from augury.engine.dry import breakers
 from augury.engine.sampler import Sampler, random_stream
+from augury.engine.sampling_step import breakers
 from augury.errors import OptionError
 from augury.passes import ArrayPass
 from augury.sampling import SAMPLERS, SamplingParams

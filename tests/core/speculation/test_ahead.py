@@ -16,10 +16,10 @@ from augury.interfaces import Ask, Drafter, DrafterTraits
 from augury.passes import ArrayPass
 from augury.speculation import ahead
 from augury.speculation.config import Speculation
+from augury.speculation.constants import TYPICAL
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import AheadDraft, SlotProposals
 from augury.speculation.planner import DraftPlanner
-from augury.speculation.tables import TYPICAL
 from augury.speculation.verification import RULES
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft

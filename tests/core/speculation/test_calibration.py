@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from augury.speculation.calibration import measure_passes
+from augury.speculation.costs import measure_passes
 from augury.testing.toy_model import ToyModel, ToyRecurrentModel
 
 
@@ -27,7 +27,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recurrent_state_follows_a_text_to_the_depth_that_is_timed(kind, monkeypatch):
     clock = itertools.count()
-    monkeypatch.setattr("augury.speculation.calibration.perf_counter", lambda: next(clock) * 1e-5)
+    monkeypatch.setattr("augury.speculation.costs.perf_counter", lambda: next(clock) * 1e-5)
     model = ToyRecurrentModel(n_ctx=2048, **KINDS[kind])
     costs = measure_passes(model, 17)
     assert 0 < costs.seconds(1, 0) <= costs.seconds(17, 0)
@@ -43,7 +43,7 @@ def test_a_recurrent_state_follows_a_text_to_the_depth_that_is_timed(kind, monke
 
 def test_a_slow_model_s_depth_is_left_out(monkeypatch):
     clock = itertools.count()
-    monkeypatch.setattr("augury.speculation.calibration.perf_counter", lambda: next(clock) * 0.02)
+    monkeypatch.setattr("augury.speculation.costs.perf_counter", lambda: next(clock) * 0.02)
     model = ToyRecurrentModel(n_ctx=2048, is_hybrid=True)
     assert measure_passes(model, 17).seconds(1, 1000) > 0
     assert all(batch.positions[0] == 0 or not len(batch.rows) for batch in model.batches)
@@ -51,7 +51,7 @@ def test_a_slow_model_s_depth_is_left_out(monkeypatch):
 
 
 def test_passes_are_timed_at_the_sizes_that_a_model_computes(monkeypatch):
-    monkeypatch.setattr("augury.speculation.calibration.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("augury.speculation.costs.perf_counter", lambda: 0.0)
     model = ToyRecurrentModel(n_ctx=256)
     model.pass_sizes = (1, 2, 4, 7, 8, 16, 20)
     measure_passes(model, 20)

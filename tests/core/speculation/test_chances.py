@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from augury.speculation.chances import Chances, survival
+from augury.speculation.constants import TYPICAL
 from augury.speculation.drafts import DrafterProfile, RequestDrafter, SlotProposals
-from augury.speculation.tables import TYPICAL
 from augury.types import Draft
 
 RUNS = (0, 1, 2, 3, 5, 9, 17, 33)

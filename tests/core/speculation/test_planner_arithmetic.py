@@ -8,9 +8,9 @@ from hypothesis import given, settings, strategies as st
 from oracles.planner_scenarios import DEPTH, choice_of, chosen, outcome_of, request_of, slot_of
 from support.toys import planner_of
 
+from augury.speculation.constants import TYPICAL
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import Outcome
-from augury.speculation.tables import TYPICAL
 from augury.types import Draft
 
 

@@ -8,7 +8,7 @@ import pytest
 from oracles.models import tiny_model
 
 from augury import Engine
-from augury.drafters.model.draft_sampler import DraftSampler
+from augury.drafters.model.written_draft import DraftSampler
 from augury.passes import ArrayPass
 from augury.sampling import SamplingParams
 from augury.speculation.costs import PassCosts, PassTime

@@ -8,8 +8,7 @@ from oracles.models import tiny_model
 
 from augury import Engine
 from augury.drafters.draft_model import DraftModelOptions
-from augury.drafters.model.draft_runner import WrittenDraft
-from augury.drafters.model.draft_tree import TreeShape, branched
+from augury.drafters.model.written_draft import TreeShape, WrittenDraft, branched
 from augury.errors import OptionError
 from augury.options import build
 from augury.speculation.drafts import DrafterProfile, RequestDrafter, SlotProposals

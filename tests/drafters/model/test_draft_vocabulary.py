@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from augury.drafters.model.draft_vocabulary import DraftVocabulary
+from augury.drafters.model.draft_runner import DraftVocabulary
 
 
 def text(*tokens):

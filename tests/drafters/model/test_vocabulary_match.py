@@ -3,7 +3,7 @@ import re
 import pytest
 from attrs import evolve, field, frozen
 
-from augury.drafters.model.vocabulary_match import size_difference, tokenizer_difference
+from augury.drafters.model.translation import size_difference, tokenizer_difference
 
 
 @frozen

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from augury.drafters.ngram.first_table import _BASE, NgramFirstTable
-from augury.drafters.ngram.index import window_hashes
+from augury.drafters.ngram.index import _FIRST_BASE, NgramFirstTable, window_hashes
 
 N, M = 2, 1
 
@@ -14,7 +13,7 @@ def collision():
     pairs = np.random.default_rng(1).permutation(30_000).astype(np.int32)[:4000].reshape(-1, 2)
     seen = {}
     for pair in pairs:
-        key = int(window_hashes(pair, N, _BASE)[0])
+        key = int(window_hashes(pair, N, _FIRST_BASE)[0])
         if (other := seen.setdefault(key % (1 << 18), (key, pair)))[0] != key and (other[0] ^ key) >> 18 & 1:
             return other[1].tolist(), pair.tolist()
     raise AssertionError

@@ -6,8 +6,7 @@ from hypothesis import given, settings, strategies as st
 from support.damage import disk_is_full
 
 from augury.drafters.ngram import lookup_file
-from augury.drafters.ngram.counts import NgramCounts
-from augury.drafters.ngram.lookup_file import read_lookup, write_lookup
+from augury.drafters.ngram.lookup_file import NgramCounts, read_lookup, write_lookup
 from augury.errors import ModelFileError
 
 DATA = Path(__file__).parents[2] / "data/lookup"  # written by llama.cpp, from 20 words and from what it generated after them

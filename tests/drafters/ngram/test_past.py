@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from augury.drafters.ngram import past
-from augury.drafters.ngram.past import NgramPast
+from augury.drafters.ngram import lookup_file
+from augury.drafters.ngram.lookup_file import NgramPast
 
 TEXT = np.arange(12, dtype=np.int32)
 
@@ -12,7 +12,7 @@ def ints(*values):
 
 
 def test_of_too_many_n_grams_the_half_that_was_seen_most_is_kept(monkeypatch):
-    monkeypatch.setattr(past, "_N_MAX", 8)
+    monkeypatch.setattr(lookup_file, "_N_MAX", 8)
     kept = NgramPast(None, 100)
     often = np.array([7, 8] * 3, np.int32)
     kept.learn(often, 0)  # (7), (8), (7, 8), (8, 7), and so on
@@ -29,7 +29,7 @@ def test_a_file_that_holds_too_much_is_read_by_half(tmp_path, monkeypatch, n_max
     first = NgramPast(path, 100)
     first.learn(TEXT, 0)
     first.close()
-    monkeypatch.setattr(past, "_N_MAX", n_max)
+    monkeypatch.setattr(lookup_file, "_N_MAX", n_max)
     assert len(first.counts) == 38
     assert len(NgramPast(path, 100).counts) == n_left
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from augury.drafters.ngram.pool import NgramPool
+from augury.drafters.ngram.index import NgramPool
 
 TEXT = np.array([1, 2, 3, 1, 2, 4], np.int32)
 A, B = "first writer", "second writer"

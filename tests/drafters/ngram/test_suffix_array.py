@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from oracles.suffixes import agreeing, longest_match
 
-from augury.drafters.ngram.suffix_array import SuffixArray
+from augury.drafters.ngram.text_corpus import SuffixArray
 
 texts = st.integers(0, 4).flatmap(lambda v: st.lists(st.integers(0, v), min_size=1, max_size=120))
 
