@@ -20,8 +20,6 @@ from augury.drafters.model.block_runner import BlockRunner
 from augury.drafters.model.model_drafter import HeadDrafter, drafter_for
 from augury.drafters.model.part_runner import RowModel
 from augury.errors import UnsupportedError
-from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
 
 if TYPE_CHECKING:
     from augury.drafters.model.part_runner import Encoder
@@ -67,9 +65,3 @@ class DraftDspark(DraftDflash):
     name = "draft-dspark"
     aliases = ("dspark",)
     corrects = True
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `draft-dflash` and `draft-dspark`."""
-    return [DraftDflash, DraftDspark]

@@ -19,8 +19,6 @@ from attrs import evolve
 from augury.drafters.model.block_runner import ParallelRunner
 from augury.drafters.model.model_drafter import HeadDrafter
 from augury.drafters.model.part_runner import RowModel
-from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
 
 if TYPE_CHECKING:
     from augury.drafters.model.model_drafter import HeadOptions
@@ -46,9 +44,3 @@ class DraftEagle3(HeadDrafter):
         if context.info.parts["main"].block is None:
             return super().runner_of(context, encoder, load, n_vocab)
         return ParallelRunner(context, encoder, RowModel(load("mask")), n_vocab=n_vocab)
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `draft-eagle3`."""
-    return [DraftEagle3]

@@ -13,7 +13,7 @@ Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,8 +24,7 @@ from augury.drafters.model.model_drafter import LoadOptions, ModelDrafter, draft
 from augury.drafters.model.translation import Translation, size_difference, tokenizer_difference
 from augury.drafters.model.written_draft import DraftRequest, TreeShape, WrittenDraft
 from augury.errors import OptionError, UnsupportedError
-from augury.hookspecs import hookimpl
-from augury.interfaces import Ask, Drafter, Session
+from augury.interfaces import Ask, Session
 from augury.log import get_logger
 from augury.options import option
 from augury.types import Draft, ModelOptions
@@ -132,15 +131,3 @@ def _load(
         )
     log.warning("the draft model has another vocabulary; drafts go through text", model=reference, difference=difference)
     return DraftRunner(context, n_vocab=draft.n_vocab, n_first=options.vocab), (target, draft)
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `draft-model`."""
-    return [DraftModel]
-
-
-@hookimpl(trylast=True)
-def augury_choose(kind: str, names: Sequence[str]) -> str | None:
-    """Recommend `draft-model`."""
-    return "draft-model" if kind == "drafter" and "draft-model" in names else None

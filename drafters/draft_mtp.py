@@ -11,15 +11,12 @@ Source: Gloeckle et al. 2024, "Better & Faster Large Language Models via Multi-t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from attrs import evolve, frozen
 
 from augury.drafters.model.model_drafter import FeatureDrafter, p_min_option, quant_option, vocab_option
 from augury.drafters.model.mtp_runner import MtpRunner
 from augury.errors import UnsupportedError
-from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter, Session
+from augury.interfaces import Session
 
 
 @frozen
@@ -51,15 +48,3 @@ class DraftMtp(FeatureDrafter):
             (self.name, options.vocab),
             lambda: MtpRunner(target, session.options.n_ctx, n_vocab=n_vocab, n_first=options.vocab),
         )
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `draft-mtp`."""
-    return [DraftMtp]
-
-
-@hookimpl(trylast=True)
-def augury_choose(kind: str, names: Sequence[str]) -> str | None:
-    """Recommend `draft-mtp`."""
-    return "draft-mtp" if kind == "drafter" and "draft-mtp" in names else None

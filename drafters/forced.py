@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits
 from augury.types import Draft
 
@@ -22,9 +21,3 @@ class Forced(Drafter):
     def draft(self, history: np.ndarray, limit: int) -> Draft:  # noqa: ARG002 - the constraint has followed it
         """Propose the forced tokens, if there are any."""
         return Draft(self.session.forced(limit))
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `forced`."""
-    return [Forced]

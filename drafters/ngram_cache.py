@@ -31,7 +31,6 @@ import numpy as np
 from attrs import frozen
 
 from augury.drafters.ngram.lookup_file import MAX_NGRAM, NgramCorpus, NgramCounts, NgramPast, read_lookup
-from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import Draft, Verdict
@@ -138,9 +137,3 @@ class NgramCache(Drafter):
                 if 100 * found.counts[token] >= percent * found.n_seen:
                     return token
         return None
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `ngram-cache`."""
-    return [NgramCache]

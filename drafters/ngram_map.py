@@ -30,7 +30,6 @@ import numpy as np
 from attrs import Factory, define, frozen
 
 from augury.drafters.ngram.index import size_option
-from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import Draft, Verdict
@@ -168,9 +167,3 @@ class NgramMapK4v(NgramMapK):
             continuation = key.continuations[tokens]
             continuation.n_counted = min(continuation.n_counted + 1, _MAX_COUNT)
         key.counted_to = start
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `ngram-map-k` and `ngram-map-k4v`."""
-    return [NgramMapK, NgramMapK4v]

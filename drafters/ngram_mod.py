@@ -18,7 +18,6 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.log import get_logger
 from augury.options import option
@@ -119,9 +118,3 @@ class NgramMod(Drafter):
         self._pool.add(self._request, text, self._n_learnt)
         self._n_learnt = len(text) - self._n
         self._is_due = False
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `ngram-mod`."""
-    return [NgramMod]

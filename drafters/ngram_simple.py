@@ -18,7 +18,6 @@ import numpy as np
 from attrs import frozen
 
 from augury.drafters.ngram.index import size_option
-from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.log import get_logger
 from augury.types import Draft
@@ -68,9 +67,3 @@ class NgramSimple(Drafter):
         if start < 1 or n_before - (start + n) < n:
             return Draft()
         return Draft(history[start + n : min(start + n + min(m, limit), n_before)])
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `ngram-simple`."""
-    return [NgramSimple]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits
 from augury.types import Draft
 
@@ -18,9 +17,3 @@ class NoDrafter(Drafter):
     def draft(self, history: np.ndarray, limit: int) -> Draft:  # noqa: ARG002 - the interface's
         """Decline."""
         return Draft()
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `none`."""
-    return [NoDrafter]

@@ -15,7 +15,6 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import Draft
@@ -77,9 +76,3 @@ class Prediction(Drafter):
                 later = ends[ends > self._at]
                 self._at = int(later[0] if len(later) else ends[-1])
                 self._is_lost = False
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `prediction`."""
-    return [Prediction]

@@ -18,7 +18,6 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import Draft, Verdict
@@ -129,9 +128,3 @@ class RecurrentCheckpoint(Drafter):
         """Close everyone."""
         for each in self._inner:
             each.close()
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `recurrent-checkpoint`."""
-    return [RecurrentCheckpoint]

@@ -38,7 +38,6 @@ import numpy as np
 from attrs import evolve, frozen
 
 from augury.errors import OptionError
-from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
@@ -234,9 +233,3 @@ def _tree_shape(n: int, depth: int, n_successors: int, *, has_row: bool) -> np.n
             heappush(open_nodes, (path * chances[successor], n_seen + successor, len(found) - 1, successor, level + 1))
         n_seen += n_successors
     return np.array(found, np.int32).reshape(-1, 3).T.copy()
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `recycle`."""
-    return [Recycle]

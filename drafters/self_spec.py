@@ -25,7 +25,6 @@ from augury.drafters.model.model_drafter import p_min_option, vocab_option
 from augury.drafters.model.written_draft import DraftRequest, WrittenDraft, add_best
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions
 from augury.errors import OptionError
-from augury.hookspecs import hookimpl
 from augury.interfaces import Ask, Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import Draft
@@ -109,9 +108,3 @@ class SelfSpec(Drafter):
             logits = target.forward(texts, self._n_layers, vocabulary.tokens)
             writing = add_best(written, requests, writing, logits, n_vocab=n_vocab)
         return [Draft(each.tokens) for each in written]
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `self-spec`."""
-    return [SelfSpec]

@@ -34,7 +34,6 @@ from attrs import evolve, frozen
 
 from augury.drafters.ngram import MAX_CORPUS_TOKENS
 from augury.errors import OptionError
-from augury.hookspecs import hookimpl
 from augury.interfaces import Ask, Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
@@ -211,16 +210,3 @@ class Suffix(Drafter):
 
 def _longest(found: _Found) -> int:
     return int(found.places[0, 0]) if found.n else 0
-
-
-@hookimpl
-def augury_drafters() -> list[type[Drafter]]:
-    """Offer `suffix`."""
-    return [Suffix]
-
-
-@hookimpl(trylast=True)
-def augury_choose(kind: str, names: Sequence[str]) -> str | None:
-    """Recommend `suffix`, and `recycle` for text that does not repeat."""
-    found = [name for name in ("suffix", "recycle") if kind == "drafter" and name in names]
-    return ";".join(found) if "suffix" in found else None

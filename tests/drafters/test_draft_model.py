@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from support.more_toys import registry_with_toys
 from support.toys import as_history
 
-from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
+from augury.drafters.draft_model import DraftModel, DraftModelOptions
 from augury.drafters.model.written_draft import DraftRequest
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
@@ -692,5 +692,4 @@ def test_without_tokenizers_the_sizes_are_compared():
 
 
 def test_it_is_offered_under_its_name_and_those_of_others():
-    (drafter,) = augury_drafters()
-    assert (drafter.name, drafter.aliases) == ("draft-model", ("draft-simple", "draft"))
+    assert (DraftModel.name, DraftModel.aliases) == ("draft-model", ("draft-simple", "draft"))

@@ -14,7 +14,7 @@ from support.head_rig import N_CTX, N_VOCAB, REGISTRY, Told
 from augury import Engine
 from augury.backends.reference import Reference
 from augury.batch import Batch
-from augury.drafters.draft_mtp import DraftMtp, augury_drafters
+from augury.drafters.draft_mtp import DraftMtp
 from augury.drafters.model.mtp_runner import MtpRunner
 from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
@@ -465,7 +465,6 @@ def test_passes_that_do_not_fit_are_refused():
 
 
 def test_it_is_offered_and_drafts_on_the_tiny_model():
-    assert augury_drafters() == [DraftMtp]
     registry = registry_with_toys()
     with Engine.load(TINY_TARGET, backend="toy", spec_type="draft-mtp", n_ctx=64, registry=registry) as engine:
         assert engine.info.heads["mtp.0"].input == ("output",)

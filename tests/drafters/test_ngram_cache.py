@@ -7,7 +7,7 @@ from oracles import ngram_caches
 from support.toys import as_history, drafted
 
 from augury.drafters.ngram.lookup_file import Followers, NgramCorpus, NgramCounts, NgramPast, read_lookup, write_lookup
-from augury.drafters.ngram_cache import NgramCache, NgramCacheOptions, augury_drafters
+from augury.drafters.ngram_cache import NgramCache, NgramCacheOptions
 from augury.engine.shared import Shared
 from augury.errors import ModelFileError, OptionError
 from augury.types import Verdict
@@ -223,5 +223,4 @@ def test_followers_lead_by_count_and_of_equals_the_lowest_does():
 
 
 def test_it_is_offered_under_its_names():
-    (drafter,) = augury_drafters()
-    assert (drafter.name, drafter.aliases, drafter.traits.scope) == ("ngram-cache", ("lookup",), "process")
+    assert (NgramCache.name, NgramCache.aliases, NgramCache.traits.scope) == ("ngram-cache", ("lookup",), "process")

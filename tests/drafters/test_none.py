@@ -1,6 +1,6 @@
 import numpy as np
 
-from augury.drafters.none import NoDrafter, augury_drafters
+from augury.drafters.none import NoDrafter
 from augury.options import NoOptions
 
 
@@ -11,4 +11,4 @@ def test_it_declines_whatever_it_is_asked():
 
 
 def test_it_is_offered_under_its_name():
-    assert [drafter.name for drafter in augury_drafters()] == ["none"]
+    assert NoDrafter.name == "none"
