@@ -68,14 +68,9 @@ class Batch:
     def chain(
         cls, tokens: Sequence[int] | np.ndarray, *, slot: int = 0, start: int = 0, rows: np.ndarray | None = None, **more: Any
     ) -> Batch:
-        """A pass over one slot's tokens (n,) from position `start` on, to time or check a model by itself.
+        """A pass over a copy of one slot's tokens (n,) from position `start` on, to time or check a model by itself.
 
-        Args:
-            tokens: Copied.
-            slot: Whose.
-            start: The position of the first.
-            rows: (r,) int32, rising indices of those whose logits are wanted; None: of all.
-            **more: Other attributes.
+        Without `rows` (r,) int32 all tokens have logits; `more` are other attributes.
         """
         n = len(tokens)
         positions = np.arange(start, start + n, dtype=np.int32)

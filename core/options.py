@@ -281,7 +281,6 @@ def _split(text: str, separator: str, n_most: int = -1) -> list[str]:
 
 
 def _nested(text: str, whole: str, kind: str) -> Spec:
-    """A name, perhaps with others in parentheses."""
     name, opening, inner = text.strip().partition("(")
     if opening and inner.endswith(")"):
         return Spec(_name(name.strip(), whole, kind), ((_INNER, inner[:-1].strip()),))

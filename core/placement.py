@@ -227,7 +227,6 @@ class _Placing:
 
 
 def _layers(first: int, end: int, n: int) -> str:
-    """Layers in words."""
     last = min(end, n - 1) - 1
     several = "" if last < first else f"layer {first}" if first == last else f"layers {first} to {last}"
     return " and ".join(each for each in (several, "the output" if end == n else "") if each)

@@ -170,7 +170,6 @@ def _check_isa(stage: Stage, isa: str, other: str) -> None:
 
 
 def _joined(specs: Sequence[StateSpec]) -> StateSpec:
-    """The sizes of the slots of stages together."""
     return attrs.evolve(
         specs[0],
         n_bytes_per_position=sum(spec.n_bytes_per_position for spec in specs),
@@ -205,6 +204,5 @@ def _is_in(name: str, first: int, end: int) -> bool:
 
 
 def _of_stage(name: str, stage: Stage) -> str:
-    """A stage's own name for a feature of the model."""
     kind, _, number = name.partition(".")
     return name if kind != "layer" else f"layer.{int(number) - stage.first}"

@@ -156,7 +156,6 @@ class NgramMapK4v(NgramMapK):
         return leader if leader.n_counted >= _LEAD * n_others else None
 
     def _count(self, text: np.ndarray, key: _Key, start: int) -> None:
-        """Count the m-grams after the key's occurrences up to `start`."""
         n, m = self.options.n, self.options.m
         for occurrence in self._occurrences.between(text, key.counted_to, start):
             tokens = text[occurrence + n : occurrence + n + m].tobytes()

@@ -206,7 +206,6 @@ class Recycle(Drafter):
 
 @cache
 def _tree_shapes(n: int, depth: int, n_successors: int) -> tuple[np.ndarray, np.ndarray]:
-    """The shapes where the last token has a row, and where it has none."""
     return _tree_shape(n, depth, n_successors, has_row=True), _tree_shape(n, depth, n_successors, has_row=False)
 
 

@@ -225,7 +225,6 @@ class Evaluations(ABC):
         return found if is_several(texts) else found[0]
 
     def _each(self, texts: Any) -> list[np.ndarray]:
-        """The tokens of a text or of several, (T,) int32 each."""
         return [self._tokens(text, None) for text in (texts if is_several(texts) else [texts])]
 
 

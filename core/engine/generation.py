@@ -93,7 +93,6 @@ class Generation(ABC):
         return [first, *(self._make_request(tokens, later | each, text=text) for each in seeds)]
 
     def _tokens(self, prompt: Any, messages: Any, *, tools: Any = None, kwargs: Any = None) -> np.ndarray:
-        """The token ids of a text or a conversation, (T,) int32."""
         why = self._loader.no_tokenizer.get(self.config.get("model", ""))
         ids = prompt_ids(
             prompt, messages, self.tokenizer, self.chat_template, tools=tools, kwargs=kwargs, why=why, n_ctx=self._n_ctx

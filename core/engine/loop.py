@@ -226,7 +226,6 @@ class Loop:
         self.n_held_back = sum(sequence.request.slot in self._taken for sequence in self._waiting)
 
     def _start(self, sequence: RunningSequence) -> None:
-        """Give a sequence a slot, if there is one."""
         request = sequence.request
         opened = self._open(sequence.prompt, may_reuse=request.cache_prompt, slot=request.slot, scales=request.scales)
         if opened is not None:
@@ -298,7 +297,6 @@ class Loop:
         return scheduled
 
     def _chunks(self, sequences: Sequence[RunningSequence], n_chunk: int) -> list[ScheduledInput]:
-        """The next tokens of the prompts in progress, `n_chunk` at most."""
         scheduled: list[ScheduledInput] = []
         for each in sequences:
             left, failed = each.prompt[each.n_kept :], partial(self._end, each)

@@ -110,7 +110,6 @@ class PromptCache:
         return n, [*blocks[: n // _BLOCK], last], ends[_N_COPIES - 1 :: -1]
 
     def _whole_blocks(self, prompt: np.ndarray) -> Iterator[KeptBlock]:
-        """The blocks that begin a prompt."""
         name = self._root
         for start in range(0, len(prompt) - _BLOCK + 1, _BLOCK):
             tokens = prompt[start : start + _BLOCK]
@@ -210,7 +209,6 @@ class PromptCache:
             self._forget(block)
 
     def _use(self, path: list[KeptBlock]) -> None:
-        """Blocks of a text are used, in order."""
         now = time()
         for depth, block in enumerate(path):
             block.used = now - depth * _DEEPER_S
@@ -257,7 +255,6 @@ def _end(found: tuple[int, KeptBlock]) -> int:
 
 
 def _n_common(one: np.ndarray, other: np.ndarray) -> int:
-    """Length of the common prefix of two texts."""
     n = min(len(one), len(other))
     differs = one[:n] != other[:n]
     return int(differs.argmax()) if differs.any() else n

@@ -130,7 +130,6 @@ def _as_json(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a parameter for JSON."""
     if isinstance(value, set | frozenset):
         return sorted(value)
     if isinstance(value, np.ndarray | np.generic):

@@ -170,19 +170,9 @@ def make_request(
     adapters: Adapters | None = None,
     features: Collection[str] = (),
 ) -> Request:
-    """A request from checked token ids and the keyword arguments of `generate` and `stream`.
+    """A request from checked token ids and the keyword arguments of `generate` and `stream`, which `RequestParams` has.
 
-    Args:
-        prompt: See `checked_tokens`.
-        params: See `RequestParams`.
-        speculation: The engine's settings.
-        n_vocab: V.
-        n_slots: The number of slots of the engine.
-        registry: It has the constraints.
-        tokenizer: The model's, or None.
-        text: The prompt as it was given, if that was a text.
-        adapters: Those of the engine.
-        features: The names of the model's hidden states.
+    `text` is the prompt as it was given, if that was a text.
 
     Raises:
         OptionError: An argument is unknown, has the wrong type or is out of range.

@@ -360,8 +360,6 @@ def _sorted(ids: np.ndarray, values: np.ndarray, probabilities: np.ndarray) -> t
 
 
 def _sorting(step: SamplingStep) -> SamplingStep:
-    """A step that sorts its output."""
-
     def both(history: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ids, logits = step(history, ids, logits)
         return best_first(ids, logits, len(ids))

@@ -336,7 +336,6 @@ class RunningSequence(DraftedSequence):
         )
 
     def _receipt(self, finish_reason: str) -> Receipt | None:
-        """The receipt of a request that has ended, None if none was asked for."""
         request = self.request
         if (facts := request.receipt) is None:
             return None

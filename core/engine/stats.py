@@ -82,7 +82,6 @@ class RequestCounter(DraftingCounter):
         self._progressed()
 
     def _progressed(self) -> None:
-        """Report how far the prompt is, if the request asks for that."""
         if (on_prompt := self._request.on_prompt) is not None:
             seconds = perf_counter() - self._opened_at
             guarded(on_prompt, PromptProgress(self.n_prompt, self.n_reused, self.n_reused + self._n_processed, seconds))

@@ -235,7 +235,6 @@ class _EngineThread:
         return True
 
     def _add(self, work: RunningSequence | _Evaluation) -> None:
-        """Let the loop have a request, or put an evaluation in line."""
         if isinstance(work, _Evaluation):
             (self._evaluations.append if work.waits_its_turn else self._evaluations.appendleft)(work)
             return
@@ -246,7 +245,6 @@ class _EngineThread:
             raise
 
     def _arrived(self) -> Iterator[RunningSequence | _Evaluation]:
-        """The contents of the inbox."""
         with suppress(queue.Empty):
             while True:
                 if (work := self.inbox.get_nowait()) is not None:

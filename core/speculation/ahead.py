@@ -19,13 +19,7 @@ from augury.types import Draft
 
 
 def draft_ahead(planner: DraftPlanner, choices: Sequence[VerifiedNodes], n_others: int, begun_s: float) -> float:
-    """Let the drafters of a pass that is being computed draft ahead.
-
-    Args:
-        planner: Which says how far.
-        choices: Of the slots that decode in the pass.
-        n_others: Tokens of prompts in it.
-        begun_s: Seconds of it that are over.
+    """Let the drafters of a pass draft ahead: `begun_s` of it are over, and it has `n_others` other tokens.
 
     Returns:
         The seconds that it took; 0 where nobody was asked.

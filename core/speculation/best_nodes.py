@@ -43,15 +43,10 @@ class Best(NamedTuple):
 
 
 def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_accepted: bool = False) -> Best:
-    """Rank the nodes of all trees by their chance to be accepted, and take the first n, for the best n.
+    """Rank the nodes of all trees by their chance to be accepted, and take the first n, for the best n by a pass's curve.
 
     A child never ranks before its parent. Drawn tokens come first, in the order of their proposal, and are taken in any case as
-    far as there is room: this must not depend on the tokens themselves.
-
-    Args:
-        slots: With their trees.
-        curve: The curve of the pass.
-        replays_accepted: See `DraftPlanner`; no tree branches then.
+    far as there is room: this must not depend on the tokens themselves. No tree branches where the pass `replays_accepted`.
     """
     sizes, ranks, rows = [len(slot.tree) for slot in slots], list[int](), list[tuple[int, ...]]()
     if not any(sizes):  # nothing is proposed

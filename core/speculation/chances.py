@@ -66,13 +66,7 @@ class Chances:
     """
 
     def __init__(self, evidence: Sequence[float] = (), *, is_costly: bool = False, is_certain: bool = False) -> None:
-        """Start from prior chances.
-
-        Args:
-            evidence: See `DrafterTraits.evidence_chances`.
-            is_costly: Whether a model drafts, or something as slow.
-            is_certain: See `DrafterTraits.is_certain`.
-        """
+        """Start from prior chances, of the drafter's own buckets by its `evidence`; see `DrafterTraits.evidence_chances`."""
         self._has_runs = not (is_costly or is_certain)
         self.learning = _MODEL if is_costly or len(evidence) else _LOOKUP
         self.above: Chances | None = None

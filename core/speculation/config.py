@@ -265,7 +265,6 @@ class Speculation:
         return {called: member.name for member in self.members for called in (member.name, *member.aliases)}
 
     def _by_name(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters, with drafters by their names."""
         known = {key: key for key in _KEYS} | self._names
         named: dict[str, Any] = {}
         for key, value in params.items():
@@ -303,7 +302,6 @@ class Speculation:
         return list(dict.fromkeys(names[spec.name] for spec in specs))
 
     def _changed(self, member: Member, params: Mapping[str, Any]) -> Member:
-        """A member with the options that a request sets."""
         where = f"speculative: {member.name}"
         known = options_of(type(member.options))
         values = {key.replace("-", "_"): value for key, value in check_mapping(where, params.get(member.name, {})).items()}

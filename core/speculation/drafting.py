@@ -57,17 +57,12 @@ class Drafting:
         may_branch: bool = True,
         features: Collection[str] = (),
     ) -> None:
-        """Take over the drafters.
+        """Take over each slot's drafters by priority, the same kinds in all slots.
 
-        Args:
-            chains: Each slot's drafters by priority, the same kinds in all slots.
-            planner: Made for their profiles; None to draft as far as is allowed.
-            n_vocab: The size of the vocabulary of the target.
-            may_branch: Whether drafts may be trees; of a tree one path is taken otherwise.
-            features: The hidden states that the target can give its drafters for each token.
+        Without a planner they draft as far as is allowed. If drafts may not branch, one path is taken of a tree.
 
         Raises:
-            UnsupportedError: A drafter wants other features.
+            UnsupportedError: A drafter wants other features than the target can give for each token.
         """
         self.on_failure: Callable[..., object] = warn
         self.on_trials: Callable[[Trials], object] | None = None
@@ -185,12 +180,7 @@ class Drafting:
         return n
 
     def propose(self, limits: Sequence[tuple[DraftedSequence, int]], n_others: int) -> list[VerifiedNodes]:
-        """The drafts that each sequence takes into the round.
-
-        Args:
-            limits: The sequences that decode and have drafters, and how many tokens of a draft each can take.
-            n_others: Other tokens in the same pass.
-        """
+        """The draft that each sequence takes into the round, of so many tokens at most, beside `n_others` other ones."""
         start, self._own_s = perf_counter(), 0.0
         agreement = None if self._planner is None else self._planner.agreement
         slots = []
@@ -293,7 +283,6 @@ class Drafting:
             self._forbid([slot for slot, _ in paths if slot.sequence.is_constrained])
 
     def _forbid(self, slots: Sequence[SlotProposals]) -> None:
-        """Leave out tokens that constraints forbid."""
         for slot in slots:
             if len(slot.tree) and (possible := slot.sequence.possible(slot.tree.tokens, slot.tree.parents)) is not None:
                 slot.forbid(possible)

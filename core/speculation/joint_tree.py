@@ -136,11 +136,7 @@ class JointTree(Generic[Proposer]):
         self.chances[np.delete(np.arange(self._n), nodes)] = 0.0
 
     def reach(self, agreement: Agreement | None = None) -> np.ndarray:
-        """By node: the chance that it is accepted, which falls from a parent to its children; a view that is written over.
-
-        Args:
-            agreement: The effect of other drafters' proposals, the same or different ones, on a token's chance; None: none.
-        """
+        """By node: the chance that it is accepted, which falls from a parent to its children; a view that is written over."""
         table = _NOTHING if agreement is None else agreement.table
         kernels.find_reach(self.nodes, self._chances, self._n, table, agreement is not None)
         return self._chances[REACH, : self._n]
@@ -160,17 +156,10 @@ class JointTree(Generic[Proposer]):
     def score(
         self, nodes: np.ndarray, buckets: np.ndarray, chances: Chances, run: int, emitted: Sequence[int]
     ) -> tuple[int, int]:
-        """Let the chances of one request, and of all, learn from the emitted tokens by a proposal.
-
-        Args:
-            nodes: (k,) int64, of the proposal.
-            buckets: (k,) int64, of each.
-            chances: Of the request.
-            run: Tokens that its drafter had right in a row.
-            emitted: All of them.
+        """Let the chances of a request, and of all, learn from the emitted tokens by a proposal's nodes and buckets (k,) int64.
 
         Returns:
-            The new run, and how many of the tokens the proposal had.
+            The tokens that its drafter had right in a row, `run` before, and how many of the tokens the proposal had.
         """
         every, tree = chances.above or chances, (self.nodes, self._chances, self._n, np.array(emitted, np.int64))
         tables = every.table, every.prior, chances.table, chances.prior

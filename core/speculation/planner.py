@@ -102,12 +102,7 @@ class DraftPlanner:
         return 0 if drafter.gain * self.token_s >= ask_s else longest - drafter.n_missed
 
     def asks(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[CostlyAsk]:
-        """Which costly drafters to ask for how much in a round; of a slot one at most, and one in all by teacher forcing.
-
-        Args:
-            slots: That decode, with the other drafters' proposals.
-            n_others: Other tokens in the same pass.
-        """
+        """Which costly drafters to ask for how much in a round; of a slot one at most, and one in all by teacher forcing."""
         costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.by_drafter] for slot in slots]
         if not any(costly):
             return []
@@ -224,12 +219,7 @@ class DraftPlanner:
         return worth_s >= curve.extra_s(1, len(path)) + drafter.profile.cost.per_ask + self.overhead_s
 
     def choose(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[list[int]]:
-        """Choose the nodes (k,) of each slot's tree that are verified, rising.
-
-        Args:
-            slots: That decode, with all that is proposed.
-            n_others: Other tokens in the same pass.
-        """
+        """Choose the nodes (k,) of each slot's tree that are verified, rising, beside `n_others` other tokens in the pass."""
         return best_nodes(slots, self._curve(slots, n_others), replays_accepted=self.replays_accepted).nodes
 
     def _curve(self, slots: Sequence[SlotProposals], n_others: int) -> PassCurve:
@@ -265,12 +255,8 @@ class DraftPlanner:
     ) -> list[int]:
         """How many tokens to draft ahead: as many as are likely enough to be used, as far as the pass has time for them.
 
-        Args:
-            choices: Of the slots that decode.
-            able: Those of them for which a drafter can draft ahead, that drafter, and the nodes that are guessed to be
-                accepted. They share the time.
-            n_others: Other tokens in the pass.
-            begun_s: Seconds of the pass that are over.
+        `able` are choices for which a drafter can draft ahead, that drafter, and the nodes that are guessed to be accepted.
+        They share the time that is left of the pass, of which `begun_s` are over.
 
         Returns:
             For each of `able` how many tokens after the one that the target will choose, which is guessed as well.
@@ -289,12 +275,9 @@ class DraftPlanner:
     # After it
 
     def observe_teacher_forced(self, drafter: RequestDrafter, is_right: Sequence[bool] | None, seconds: float) -> None:
-        """A drafter said by teacher forcing which tokens it would have drafted last.
+        """A drafter said by teacher forcing which tokens it would have drafted last, and took so long.
 
-        Args:
-            drafter: Which.
-            is_right: Of the last tokens that nobody drafted, whether it would have been right; None where it never can say.
-            seconds: Its time.
+        Of the last tokens that nobody drafted `is_right` says whether it would have been right; None: it never can say.
         """
         profile = drafter.profile
         if is_right is None:
@@ -331,14 +314,7 @@ class DraftPlanner:
     def observe_round(
         self, rounds: Sequence[tuple[VerifiedNodes, Outcome]], depth: float, n_others: int, pass_s: float
     ) -> None:
-        """A round is over.
-
-        Args:
-            rounds: Of the slots that decoded.
-            depth: Mean length of the contexts in the pass.
-            n_others: Other tokens in the pass, without replayed ones.
-            pass_s: Seconds of the pass.
-        """
+        """A round is over, with `n_others` other tokens, none of them replayed, and contexts of `depth` tokens on average."""
         n_plain = len(rounds) + n_others
         n_replayed = sum([choice.proposals.drafters.n_replayed for choice, _ in rounds])
         n_drafted = sum([len(choice.nodes) for choice, _ in rounds])

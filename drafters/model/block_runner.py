@@ -43,16 +43,11 @@ class BlockRunner(PartRunner):
     def __init__(
         self, context: Context, encoder: Encoder, *, n_vocab: int, further: Mapping[str, RowModel] = MappingProxyType({})
     ) -> None:
-        """Take over a loaded head.
+        """Take over a loaded head, and the `further` models on which a choice depends, by the names of plans.
 
-        Args:
-            context: See `PartRunner`.
-            encoder: See there.
-            n_vocab: See there.
-            further: Models on which a choice depends as well, by the names of plans. `transitions` gives logits that are added
-                after each token, and a hidden state of it; with `previous` and `gate` see `_transitions`. `confidence` gives
-                the probability of the best token from that state and the place's. `predecessor` and `successor` give factors of
-                each token, `selector` those of a place.
+        `transitions` gives logits that are added after each token, and a hidden state of it; with `previous` and `gate` see
+        `_transitions`. `confidence` gives the probability of the best token from that state and the place's. `predecessor` and
+        `successor` give factors of each token, `selector` those of a place.
         """
         super().__init__(context, encoder, n_vocab=n_vocab)
         block = context.info.parts["main"].block
@@ -140,7 +135,6 @@ class BlockRunner(PartRunner):
         """None: each of the tokens would take a block of its own."""
 
     def _limit(self, request: DraftRequest) -> int:
-        """How many tokens can be drafted for a request."""
         if not (self.is_fed(request) and self._can_follow(self._text(request.slot), request.history)):
             return 0
         room = min(self._block.size, self._n_ctx + 1 - len(request.history))  # for a block
@@ -149,14 +143,9 @@ class BlockRunner(PartRunner):
     def _after(
         self, logits: Pass, rows: np.ndarray, best: np.ndarray, hidden: np.ndarray, before: Sequence[int]
     ) -> tuple[Pass, np.ndarray, np.ndarray | None]:
-        """Rows of logits after the tokens before, (m,) best tokens, and their probabilities, if the head gives them.
+        """Rows (m,) of logits after the tokens before, (m,) best tokens, and their probabilities, if the head gives them.
 
-        Args:
-            logits: The logits of the blocks.
-            rows: (m,) of them.
-            best: The best tokens of all.
-            hidden: (m, E), where a selector or confidence wants them.
-            before: Tokens of the text or the drafts, (m,).
+        `best` are the best tokens of all rows; `hidden` (m, E) is there where a selector or confidence wants it.
         """
         further = self._further
         if not further:

@@ -37,12 +37,7 @@ class DraftVocabulary:
     """
 
     def __init__(self, n_vocab: int, n_first: int | None = None) -> None:
-        """Begin with the first tokens.
-
-        Args:
-            n_vocab: The size of the vocabulary of the model.
-            n_first: How many of them; 0: all, None: a quarter, if that saves anything worth having.
-        """
+        """Begin with the first `n_first` tokens; 0: all, None: a quarter, if that saves anything worth having."""
         self._n_first = min(max(n_vocab // _SHARE, _LEAST) if n_first is None else n_first, n_vocab)
         self._is_whole = not 0 < self._n_first < n_vocab
         self._n_vocab = n_vocab
@@ -104,13 +99,7 @@ class DraftRunner:
     """
 
     def __init__(self, context: Context, *, n_vocab: int, n_first: int | None = None) -> None:
-        """Take over a loaded model with as many slots as the target has.
-
-        Args:
-            context: Of the model.
-            n_vocab: A token from this on is never proposed.
-            n_first: See `DraftVocabulary`.
-        """
+        """Take over a loaded model with as many slots as the target has; a token from `n_vocab` on is never proposed."""
         self.n_model_vocab = context.info.n_vocab
         self.is_asynchronous = context.is_asynchronous
         self._context = context
@@ -147,7 +136,6 @@ class DraftRunner:
         self._drop(slot, forgets=is_private)
 
     def _drop(self, slot: int, *, forgets: bool = False) -> None:
-        """Let go of a slot's text."""
         cached = self._texts.pop(slot, None)
         if cached is not None and cached.slot >= 0:
             if forgets:
@@ -193,7 +181,6 @@ class DraftRunner:
         return written
 
     def _n_more(self, feeds: Shares, requests: Sequence[DraftRequest], n_written: int, n_wanted: int) -> int:
-        """How many passes more are begun together with the next one; see `n_chained`."""
         room = min(self._n_ctx - cached.n - len(tokens) for cached, tokens, _ in feeds)
         n_most, is_elsewhere = min(n_wanted, room + 1, self._context.chain_rows // len(feeds)), self._context.is_elsewhere
         return n_chained(requests, n_written, n_most, is_elsewhere=is_elsewhere)
@@ -280,7 +267,6 @@ class DraftRunner:
         return logits
 
     def _feeds(self, shares: Shares, n_rows: int, n_more: int) -> list[SlotInput]:
-        """The input of a pass."""
         return [self._context.prepare(cached.slot, tokens, n_rows, draft, n_more) for cached, tokens, draft in shares]
 
     def _names(self, cached: CachedText, feed: SlotInput) -> np.ndarray:  # noqa: ARG002 - for runners that know more of a text

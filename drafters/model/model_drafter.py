@@ -247,14 +247,7 @@ class HeadDrafter(FeatureDrafter):
         load: Callable[[str], Context],  # noqa: ARG003 - the encoder is all that a head of one layer has besides
         n_vocab: int,
     ) -> PartRunner:
-        """The runner of a head.
-
-        Args:
-            context: The head.
-            encoder: Makes its hidden states.
-            load: Loads another plan of its file, which has no layers.
-            n_vocab: A token from this on is never proposed.
-        """
+        """The runner of a head with the encoder of its hidden states; `load` loads another plan of its file, without layers."""
         return PartRunner(context, encoder, n_vocab=n_vocab)
 
     def _load(self, reference: str) -> PartRunner:

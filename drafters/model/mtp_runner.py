@@ -69,14 +69,7 @@ class MtpRunner:
     """
 
     def __init__(self, target: Target, n_ctx: int, *, n_vocab: int, n_first: int | None = None) -> None:
-        """Take over the layers.
-
-        Args:
-            target: Whose layers.
-            n_ctx: Positions of a slot.
-            n_vocab: V of the target.
-            n_first: See `DraftVocabulary`.
-        """
+        """Take over the layers of a target with slots of `n_ctx` positions; see `DraftVocabulary` for `n_first`."""
         self.n_model_vocab = n_vocab
         self._target = target
         self._parts, heads = [*target.heads], [*target.heads.values()]
@@ -153,7 +146,6 @@ class MtpRunner:
         return n_chained(requests, n_written, min(n_wanted, room, self._target.chain_rows // len(requests)))
 
     def _limited(self, request: DraftRequest) -> DraftRequest:
-        """A request for no more tokens than can be drafted after its text."""
         self._vocabulary.follow(request.slot, request.history)
         text, n, limit = self._text(request.slot), len(request.history), 0
         if text.n == n - 1 >= (not self._caches) and all(
@@ -205,7 +197,6 @@ class MtpRunner:
         return PartInput(request.slot, start, tokens, hidden, n - start)
 
     def _go_on(self, slot: int, text: HiddenText) -> None:
-        """Let all layers compute the tokens that were fed."""
         for layer, start in enumerate(self._n_computed(slot, text)):
             if start < text.n and text.has_before(start):
                 tokens, hidden = text.tokens[start : text.n], text.before(start, text.n)

@@ -236,11 +236,9 @@ class PartRunner(DraftRunner):
 
     @staticmethod
     def _forget(text: FedText) -> None:
-        """Keep no more features than may be needed."""
         text.fed.forget(min(text.n_fed - _KEPT, text.n))
 
     def _feeds(self, shares: Shares, n_rows: int, n_more: int) -> list[SlotInput]:
-        """See `DraftRunner._feeds`: with hidden states."""
         texts = [text for text, _, _ in shares if isinstance(text, FedText)]
         pairs = zip(texts, shares, strict=True)
         fed = [text.fed.of(text.n, text.n + len(tokens)) for text, (_, tokens, _) in pairs if text.has_next]

@@ -34,13 +34,7 @@ class DraftSampler:
     """
 
     def __init__(self, params: SamplingParams, *, n_drawn: int, n_vocab: int) -> None:
-        """Prepare to draw.
-
-        Args:
-            params: The request's, with its seed.
-            n_drawn: V of the draft model.
-            n_vocab: V of the target.
-        """
+        """Prepare to draw from V = `n_drawn` tokens of the draft model, for a target with `n_vocab`."""
         known = {token: bias for token, bias in params.logit_bias.items() if token < n_drawn}
         self._sampler = Sampler(attrs.evolve(params, logit_bias=known), n_vocab=n_drawn)
         self._n_vocab = n_vocab

@@ -130,7 +130,6 @@ class SuffixArray:
         return merged
 
     def _forget(self) -> None:
-        """Keep the newer half."""
         kept = self.tokens[-(self._n_max // 2) :].copy()
         self._n = self._n_recent = 0
         self._append(kept)
@@ -206,7 +205,6 @@ class TextCorpus:
         self._save(_WAIT_S, get_logger(_LOG).error)
 
     def _save(self, wait_s: float, log: Callable[..., object]) -> None:
-        """Add the new tokens to the file, or log why that failed and keep them for the next time."""
         end = time.monotonic() + wait_s
         while len(self._new):
             try:

@@ -144,7 +144,6 @@ class Contiguous(MemoryManager):
         state.tokens[: len(tokens)], state.n, state.accepted = tokens, len(tokens), ()
 
     def _n_in_place(self, slot: int) -> int:
-        """How many of a slot's first tokens are where they belong."""
         return len(self.text(slot))
 
     def _reusable(self, slot: int, n: int) -> int:
