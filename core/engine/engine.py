@@ -38,8 +38,8 @@ from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.config import Speculation, choose_drafters, kernels_of, serving_drafters, uses_mtp
 from augury.speculation.drafting import Drafting
+from augury.speculation.drafts import Trial
 from augury.speculation.planner import DraftPlanner, planner_for
-from augury.speculation.trials import Trial
 from augury.speculation.verification import Synthetic, acceptance_rule
 from augury.text.chat_template import ChatTemplate
 from augury.text.tokenizer import Tokenizer

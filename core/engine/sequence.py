@@ -21,7 +21,7 @@ from augury.interfaces import Session
 from augury.passes import Pass
 from augury.receipt import Receipt
 from augury.sampling import SamplingParams
-from augury.speculation.drafted_sequence import DraftedSequence
+from augury.speculation.drafter_guard import DraftedSequence
 from augury.speculation.verification import Accepted, TargetChoices
 from augury.text.text_stream import TextStream
 from augury.text.tokenizer import Tokenizer

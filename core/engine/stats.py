@@ -16,7 +16,7 @@ from augury.engine.params import PromptProgress
 from augury.engine.request import Request
 from augury.guard import guarded
 from augury.log import get_logger
-from augury.speculation.drafted_sequence import DraftingCounter
+from augury.speculation.drafter_guard import DraftingCounter
 from augury.types import Round, Summary, Timings, TokenLogprob
 
 _LEARN_OVERHEAD = 0.05  # of a round, in the time beside the passes of rounds

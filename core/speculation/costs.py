@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from augury.batch import Batch
 from augury.interfaces import Model
@@ -157,6 +157,35 @@ class DraftCost:
             self.per_missed = per_token
         elif per_token > self.per_missed / 2:
             self.per_missed += CONSTANTS.learn_draft * (per_token - self.per_missed)
+
+
+@define
+class LossBudget:
+    """Seconds that drafting may lose. It grows with the gains of drafting and, by a small share, with time."""
+
+    seconds: float
+    share: float
+    most: float
+    first: float = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.first = self.seconds
+
+    def covers(self, seconds: float, *, is_least: bool = False) -> bool:
+        """Whether a draft may be made that loses so much at worst. The shortest one may always be tried once."""
+        return seconds <= self.seconds or (is_least and self.seconds >= self.first)
+
+    def book(self, seconds: float) -> None:
+        """Drafting gained or, below 0, lost so much."""
+        self.seconds = min(self.seconds + seconds, self.most)
+
+    def credit(self, seconds: float) -> None:
+        """Drafting would have gained so much: that makes up for losses, up to the initial budget."""
+        self.seconds = max(self.seconds, min(self.seconds + seconds, self.first))
+
+    def pass_time(self, seconds: float) -> None:
+        """So much time went by."""
+        self.seconds = min(self.seconds + self.share * seconds, self.most)
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:

@@ -7,19 +7,116 @@ it, to the same tokens. It fails if it raises, breaks its contract by a result, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
+import attrs
 import numpy as np
 from attrs import Factory, define
 
 from augury import guard
 from augury.errors import LostDeviceError, PluginError
-from augury.interfaces import Ask, Drafter, Pace
+from augury.interfaces import Ask, Drafter, Pace, Session
+from augury.speculation.config import Speculation
 from augury.speculation.constants import kernels
-from augury.speculation.drafted_sequence import DraftedSequence
-from augury.types import NO_DRAFT, Draft, Verdict, read_only
+from augury.types import NO_DRAFT, Draft, DrafterStats, Token, Verdict, read_only
+
+_BY_POSITION = ("offered_by_position", "accepted_by_position")
+
+
+class DraftingCounter:
+    """Counts the work of one request's drafters."""
+
+    def __init__(self, drafters: Iterable[str]) -> None:
+        self._counts: dict[str, dict[str, Any]] = {  # by drafter, as `DrafterStats` has them
+            drafter: attrs.asdict(DrafterStats()) | {name: [] for name in _BY_POSITION} for drafter in drafters
+        }
+
+    def begun(self, drafter: str, seconds: float) -> None:
+        """A drafter has worked on the text for so long."""
+        self._counts[drafter]["begin_s"] += seconds
+
+    def failed(self, drafter: str, error: str) -> None:
+        """A drafter failed, as `error` says, and is left out of the rest of the request."""
+        self._counts[drafter]["failed"] = error
+
+    def has_failed(self, drafter: str) -> bool:
+        """Whether a drafter did."""
+        return self._counts[drafter]["failed"] is not None
+
+    def drafted(self, drafter: str, n_proposed: int, seconds: float) -> None:
+        """A drafter was asked, proposed so many tokens, and took this request's share of `seconds`."""
+        counts = self._counts[drafter]
+        counts["calls"] += 1
+        counts["drafts"] += n_proposed > 0
+        counts["draft_s"] += seconds
+
+    def drafted_ahead(self, drafter: str, n_tokens: int, late_s: float, hidden_s: float) -> None:
+        """A drafter drafted so many tokens while a pass was computed, which hid it except for `late_s`."""
+        counts = self._counts[drafter]
+        counts["ahead"] += n_tokens
+        counts["draft_s"] += late_s
+        counts["hidden_s"] += hidden_s
+
+    def verified(self, drafter: str, n_offered: int, n_accepted: int, depth: int, *, is_ahead: bool = False) -> None:
+        """So many tokens of a drafter's proposal, `depth` deep and perhaps made ahead, were verified and accepted."""
+        counts = self._counts[drafter]
+        counts["used"] += 1
+        counts["drafted"] += n_offered
+        counts["accepted"] += n_accepted
+        if is_ahead:
+            counts["ahead_used"] += n_offered
+        for name, n in zip(_BY_POSITION, (depth, n_accepted), strict=True):
+            places = counts[name]
+            places += [0] * (depth - len(places))
+            for position in range(n):
+                places[position] += 1
+
+    def took(self, drafter: str, seconds: float, of: Literal["draft_s", "accept_s"]) -> None:
+        """A drafter was asked for no draft, but took so long for teacher forcing, or to read the text."""
+        self._counts[drafter][of] += seconds
+
+    def drafters(self) -> dict[str, DrafterStats]:
+        """The figures so far, by drafter."""
+        return {
+            drafter: DrafterStats(**counts | {name: tuple(counts[name]) for name in _BY_POSITION})
+            for drafter, counts in self._counts.items()
+        }
+
+
+class DraftedSequence(ABC):
+    """A running request that drafters draft for; no more of the engine's sequences is known here."""
+
+    id: str
+    slot: int
+    speculation: Speculation  # which drafters may draft how far
+    n_reused: int  # tokens of the text that the slot held when the text was processed
+    history: np.ndarray  # (h,) int32, read-only: prompt and output so far
+    pieces: Sequence[Token]  # that were emitted
+    counter: DraftingCounter
+    is_drafted: bool = False
+    is_constrained: bool = False  # a constraint may forbid drafted tokens
+    waits_for_drafters: bool = False  # some of them are still at its prompt
+
+    @property
+    @abstractmethod
+    def n_left(self) -> int:
+        """Tokens that may still be emitted before the end, or before the context is full."""
+
+    @abstractmethod
+    def possible(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int] | None:
+        """The tokens of a draft that its constraint does not forbid, by their places, rising; None for all."""
+
+    @abstractmethod
+    def chance(self, place: int) -> float:
+        """The number in [0, 1) by which `Synthetic` accepts a token; places count from the text's end, below 0 backwards."""
+
+    @abstractmethod
+    def describe(self, session: Session) -> None:
+        """Set the request's part of a drafter's session."""
+
 
 _SPARE_STEPS = 1000  # of `begin`, plus one for each token of the text: one that takes more is taken to have no end
 _TOGETHER = "draft_together"

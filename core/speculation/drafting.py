@@ -17,8 +17,7 @@ from augury.guard import guarded
 from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.ahead import draft_ahead
 from augury.speculation.constants import CONSTANTS
-from augury.speculation.drafted_sequence import DraftedSequence
-from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
+from augury.speculation.drafter_guard import DraftedSequence, DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import (
     AheadDraft,
     CostlyAsk,
@@ -28,10 +27,10 @@ from augury.speculation.drafts import (
     RequestDrafter,
     RequestDrafters,
     SlotProposals,
+    Trials,
     VerifiedNodes,
 )
 from augury.speculation.planner import DraftPlanner
-from augury.speculation.trials import Trials
 from augury.speculation.verification import Synthetic
 from augury.types import Draft, Verdict, read_only
 

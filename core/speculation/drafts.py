@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -11,45 +11,12 @@ from attrs import Factory, define, field, frozen
 
 from augury.errors import PluginError
 from augury.interfaces import Drafter, DrafterTraits, Pace
-from augury.speculation.chances import Agreement, Chances
-from augury.speculation.constants import CONSTANTS, TYPICAL
-from augury.speculation.costs import DraftCost
-from augury.speculation.drafted_sequence import DraftedSequence
-from augury.speculation.drafter_guard import DrafterGuard
+from augury.speculation.chances import Agreement, Bucket, Chances
+from augury.speculation.constants import CONSTANTS, TYPICAL, kernels
+from augury.speculation.costs import DraftCost, LossBudget
+from augury.speculation.drafter_guard import DraftedSequence, DrafterGuard
 from augury.speculation.joint_tree import JointTree
 from augury.types import NO_DRAFT, Draft, Verdict
-
-
-@define
-class LossBudget:
-    """Seconds that drafting may lose. It grows with the gains of drafting and, by a small share, with time."""
-
-    seconds: float
-    share: float
-    most: float
-    first: float = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.first = self.seconds
-
-    def covers(self, seconds: float, *, is_least: bool = False) -> bool:
-        """Whether a draft may be made that loses so much at worst. The shortest one may always be tried once."""
-        return seconds <= self.seconds or (is_least and self.seconds >= self.first)
-
-    def book(self, seconds: float) -> None:
-        """Drafting gained or, below 0, lost so much."""
-        self.seconds = min(self.seconds + seconds, self.most)
-
-    def credit(self, seconds: float) -> None:
-        """Drafting would have gained so much: that makes up for losses, up to the initial budget."""
-        self.seconds = max(self.seconds, min(self.seconds + seconds, self.first))
-
-    def pass_time(self, seconds: float) -> None:
-        """So much time went by."""
-        self.seconds = min(self.seconds + self.share * seconds, self.most)
-
-
-# Drafters
 
 
 @define(eq=False)
@@ -316,3 +283,98 @@ class Outcome(NamedTuple):
     n_emitted: int
     is_stopped: bool = False  # the request ended within the right part of the draft
     top: tuple[np.ndarray, ...] | None = None  # `Verdict.top_after`, `top_parents`, `top_ids` and `top_logits`
+
+
+class PassCurve(NamedTuple):
+    """Passes of a round: with n tokens drafted they take `known[n]` seconds, or as little as `hoped[n]`."""
+
+    known: Sequence[float]
+    hoped: Sequence[float]
+
+    def extra_s(self, n: int, before: int = 0) -> float:
+        """Seconds that n drafted tokens add to a pass with so many before them."""
+        return self.known[before + n] - self.known[before]
+
+
+class OthersPass(NamedTuple):
+    """A pass as one slot finds it: the tokens of the others."""
+
+    curve: PassCurve
+    n: int  # drafted tokens
+    expected: float  # tokens
+    draft_s: float
+
+    def rate(self, expected: float, n: int, draft_s: float) -> float:
+        """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""
+        return (self.expected + expected) / (self.curve.hoped[self.n + n] + self.draft_s + draft_s)
+
+
+class Best(NamedTuple):
+    """The nodes chosen from the trees."""
+
+    nodes: list[list[int]]  # by slot, rising
+    expected: list[float]  # tokens, by slot
+
+
+def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_accepted: bool = False) -> Best:
+    """Rank the nodes of all trees by their chance to be accepted, and take the first n, for the best n by a pass's curve.
+
+    A child never ranks before its parent. Drawn tokens come first, in the order of their proposal, and are taken in any case as
+    far as there is room: this must not depend on the tokens themselves. No tree branches where the pass `replays_accepted`.
+    """
+    sizes, ranks, rows = [len(slot.tree) for slot in slots], list[int](), list[tuple[int, ...]]()
+    if not any(sizes):  # nothing is proposed
+        return Best([[] for _ in slots], [1.0] * len(slots))
+    reach = np.concatenate([slot.reach() for slot in slots])
+    for slot, size in zip(slots, sizes, strict=True):
+        paid = slot.tree.bits([each for each in slot.by_drafter if not each.profile.is_lookup])
+        rows.append((len(ranks), len(ranks) + size, slot.limit, slot.n_min, paid))
+        ranks += [slot.drawn.index(node) if node in slot.drawn else -1 for node in range(size)] if slot.drawn else [-1] * size
+    is_chosen, expected = np.zeros(len(reach), np.bool_), np.ones(len(slots))
+    kernels.choose(
+        np.concatenate([slot.tree.nodes[:, :size] for slot, size in zip(slots, sizes, strict=True)], axis=1),
+        reach,
+        np.array(ranks, np.int64),
+        np.array(rows, np.int64),
+        np.array([(slot.drafters.budget.seconds, slot.drafters.budget.first) for slot in slots], float),
+        np.array(curve.known),
+        np.array(curve.hoped),
+        float(sum([drafter.spent_s for slot in slots for drafter in slot.by_drafter])),
+        replays_accepted,
+        is_chosen,
+        expected,
+    )
+    return Best([is_chosen[start:end].nonzero()[0].tolist() for start, end, *_ in rows], expected.tolist())
+
+
+@frozen
+class Trial:
+    """A token that was proposed, used or not, where all before it was right."""
+
+    chance: float  # that it is right, as the planner had it
+    is_right: bool
+    buckets: Mapping[str, Bucket]  # by the names of the drafters that proposed it
+    own_chance: float = 0.0  # the highest of theirs, before the effect of other proposals
+    agreement: Bucket | None = None  # that effect's; None where nothing is learnt of it
+
+
+@frozen(eq=False)
+class Trials:
+    """The trials of one slot's round. They are worked out when they are iterated over: no round waits for that."""
+
+    proposals: SlotProposals
+    emitted: Sequence[int]
+
+    def __iter__(self) -> Iterator[Trial]:
+        tree, reach = self.proposals.tree, self.proposals.reach().tolist()
+        of = self.proposals.by_drafter
+        kinds, chances, proposers = tree.kinds() if len(of) > 1 else (), tree.chances.tolist(), tree.proposers
+        reached = 1.0
+        for tried, right in tree.tried(self.emitted):
+            for i in tried:
+                if reach[i] > 0:
+                    buckets = {each.profile.name: each.profile.chances.bucket(of[each].bucket(i)) for each in proposers[i]}
+                    agreement = Agreement.bucket(kinds[i], chances[i]) if kinds and chances[i] < 1 else None
+                    yield Trial(reach[i] / reached, i == right, buckets, chances[i], agreement)
+            if right < 0 or not (reached := reach[right]):
+                return

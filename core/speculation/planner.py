@@ -19,18 +19,19 @@ from collections.abc import Iterable, Sequence
 from math import ceil, log
 
 from augury.interfaces import Drafter, Model, Pace
-from augury.speculation.best_nodes import OthersPass, PassCurve, best_nodes
 from augury.speculation.chances import Agreement, survival
 from augury.speculation.constants import CONSTANTS, TYPICAL
-from augury.speculation.costs import PassCosts, measure_passes
+from augury.speculation.costs import LossBudget, PassCosts, measure_passes
 from augury.speculation.drafts import (
     CostlyAsk,
     DrafterProfile,
-    LossBudget,
+    OthersPass,
     Outcome,
+    PassCurve,
     RequestDrafter,
     SlotProposals,
     VerifiedNodes,
+    best_nodes,
 )
 
 

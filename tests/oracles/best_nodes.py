@@ -1,6 +1,6 @@
 """The choice of the best nodes, node by node: what a planner decided before its steps were joined, which it decides still."""
 
-from augury.speculation.best_nodes import Best
+from augury.speculation.drafts import Best
 
 GAIN, UNLIKELY = 0.02, 0.003
 

@@ -11,9 +11,9 @@ from oracles.drawn_drafts import Text, distance, verified
 from oracles.planner_scenarios import request_of, slot_of
 from support.toys import planner_of
 
-from augury.speculation import kernels, tables
-from augury.speculation.best_nodes import PassCurve, best_nodes
+from augury.speculation import constants, kernels
 from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafts import PassCurve, best_nodes
 from augury.types import Draft
 
 COSTS = PassCosts([PassTime(1, 0, 1.0)], 1)
@@ -144,7 +144,7 @@ def test_a_choice_by_what_was_drawn_emits_something_else(monkeypatch, fault):
     )
     assert source.count(before) == 1
     exec(source.replace(before, after), names)
-    monkeypatch.setattr(tables.kernels, "choose", names["choose"])
+    monkeypatch.setattr(constants.kernels, "choose", names["choose"])
     assert any(distance(*outcomes(seed, **how)) > 1e-3 for seed in range(6))
 
 

@@ -4,7 +4,8 @@ from support.toys import ScriptedDrafter
 from augury.errors import PluginError
 from augury.interfaces import DrafterTraits
 from augury.speculation.chances import Chances
-from augury.speculation.drafts import DrafterProfile, LossBudget, RequestDrafter, SlotProposals, VerifiedNodes
+from augury.speculation.costs import LossBudget
+from augury.speculation.drafts import DrafterProfile, RequestDrafter, SlotProposals, VerifiedNodes
 from augury.types import Draft
 
 

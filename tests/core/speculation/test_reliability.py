@@ -13,9 +13,8 @@ from oracles.planner_scenarios import choice_of, request_of, slot_of
 from augury.drafters.recycle import Recycle, RecycleOptions
 from augury.drafters.suffix import Suffix, SuffixOptions
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import DrafterProfile, Outcome
+from augury.speculation.drafts import DrafterProfile, Outcome, Trials
 from augury.speculation.planner import DraftPlanner
-from augury.speculation.trials import Trials
 from augury.types import Verdict
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -7,10 +7,9 @@ from support.toys import ScriptedDrafter, planner_of, toy_engine
 from augury.interfaces import DrafterTraits
 from augury.speculation.chances import Agreement, Bucket
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import DrafterProfile
+from augury.speculation.drafts import DrafterProfile, Trial, Trials
 from augury.speculation.kernels import AGREED, ALONE, CONTESTED, RATIO, step_of
 from augury.speculation.planner import DraftPlanner
-from augury.speculation.trials import Trial, Trials
 from augury.types import Draft
 
 COSTS = [PassTime(n, 0, 0.02 + 0.001 * n) for n in (1, 4, 16)]
