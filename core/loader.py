@@ -229,20 +229,11 @@ class Loader:
     ) -> EngineContext:
         """The model that `reference` means, with its memory; the same arguments load once.
 
-        A target that is its own draft model is loaded twice: each needs slots of its own.
-
-        Args:
-            reference: A name or a path.
-            options: How it is loaded.
-            purpose: "draft" for a model that drafters feed: their feeds are checked.
-            backend: The name of another backend than the engine's. `ModelOptions.placement` may add others.
-            memory: A memory manager, see `choose_memory`; it is refused before the weights are read.
-            memory_options: Options by memory manager.
-            implied: Options of any manager, see `DrafterTraits.memory_options`.
-            plan_name: Which of the plans that the architecture offers of the file.
-            wants_mtp: Whether layers that predict further tokens are loaded, where there are such and the backend computes
-                them.
-            adapters: What is added to its products.
+        A target that is its own draft model is loaded twice: each needs slots of its own. With the purpose "draft" drafters
+        feed the model, and their feeds are checked. `backend` is another one than the engine's; a placement may add others. The
+        memory manager, see `choose_memory`, is refused before the weights are read; `implied` are options of any, see
+        `DrafterTraits.memory_options`. `plan_name` is one of the plans that the architecture offers of the file. Layers that
+        predict further tokens are loaded where they are wanted, there are such, and the backend computes them.
         """
 
         def make() -> EngineContext:

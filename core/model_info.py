@@ -1,18 +1,87 @@
-"""Facts of a loaded model that other parts may read."""
+"""Facts of a loaded model that other parts may read, and the head of one that ranks documents."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+import numpy as np
 from attrs import Factory, field, frozen
 
+from augury.errors import ModelFileError
 from augury.part import Part
-from augury.rank_head import RankHead
+from augury.text.special_token import LiteralTexts
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
+    from augury.text.tokenizer import Tokenizer
+
+_WEIGHT, _BIAS = "cls.output.weight", "cls.output.bias"
+_TEMPLATE = "tokenizer.chat_template.rerank"
+_OF_CHANCES = ("qwen3", "qwen3vl", "qwen3vlmoe")  # whose first value is that of "yes", the second that of "no"
+
+
+@frozen(eq=False)
+class RankHead:
+    """A linear map of the last token's embedding, whose first value is the score; of the Qwen 3 family softmax of its values.
+
+    Attributes:
+        weight: (n, E) float64.
+        bias: (n,) float64, or 0.
+        has_softmax: Whether the values are chances.
+        template: The text with `{query}` and `{document}`; None: both texts, begun and ended as the tokenizer says.
+
+    Source: llama.cpp's `build_pooling` and `format_prompt_rerank`.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray | float
+    has_softmax: bool
+    template: str | None
+
+    @classmethod
+    def of(cls, file: ModelFile, n_embd: int) -> Self | None:
+        """The head of a reranker's file, if it has one.
+
+        Raises:
+            ModelFileError: It does not fit embeddings of that width.
+        """
+        if _WEIGHT not in file.tensors:
+            return None
+        weight = np.atleast_2d(file.tensor(_WEIGHT).floats().astype(np.float64))
+        if weight.shape[1:] != (n_embd,):
+            raise ModelFileError(f"{file.path}: tensor {_WEIGHT!r} has shape {weight.shape}, expected rows of {n_embd}")
+        bias = file.tensor(_BIAS, (len(weight),)).floats().astype(np.float64) if _BIAS in file.tensors else 0.0
+        template = file.get(_TEMPLATE, str, default=None)
+        return cls(weight, bias, file.architecture in _OF_CHANCES, template)
+
+    def scores(self, embeddings: np.ndarray) -> np.ndarray:
+        """The scores (n,) float64 of embeddings (n, E), which are not scaled.
+
+        Numerics:
+            Computed in float64.
+        """
+        values = embeddings.astype(np.float64) @ self.weight.T + self.bias
+        if self.has_softmax:
+            powers = np.exp(values - values.max(axis=1, keepdims=True))
+            values = powers / powers.sum(axis=1, keepdims=True)
+        return values[:, 0]
+
+    def tokens(self, tokenizer: Tokenizer, query: str, document: str) -> list[int]:
+        """The tokens of a query and a document. The template's control tokens are read as such; in the two they are text."""
+        if self.template is None:
+            end = [tokenizer.eos] if tokenizer.add_eos and tokenizer.eos is not None else []
+            begin = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
+            parts = (tokenizer.encode(text, add_special=False, parse_special=False) for text in (query, document))
+            return [*begin, *(token for part in parts for token in (*part, *end))]
+        literal = LiteralTexts(tokenizer.control_texts)
+        (query, document), separator = literal.marked([query, document], self.template)
+        texts = {"query": query, "document": document}
+        text = re.sub(r"\{(query|document)\}", lambda found: texts[found[1]], self.template)
+        return tokenizer.encode(text, add_special=False, parse_special=True, separator=separator)
+
 
 _POOLING = ("none", "mean", "cls", "last", "rank")  # by a file's `pooling_type`
 _HEADS = {"qwen35": "cls.output", "gemma3": "dense_2", "lfm2": "dense_2", "lfm2moe": "dense_2"}  # of llama.cpp's src/models

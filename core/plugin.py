@@ -53,6 +53,7 @@ from augury.interfaces import (
 )
 from augury.interfaces.plugin import API_VERSION as API_VERSION, Plugin as Plugin
 from augury.log import get_logger as get_logger
+from augury.model_info import RankHead as RankHead
 from augury.options import (
     Spec as Spec,
     nearest as nearest,
@@ -63,7 +64,6 @@ from augury.options import (
 )
 from augury.plugins.constraints.schema import demands as demands, resolved as resolved
 from augury.plugins.memory.contiguous import Contiguous as Contiguous
-from augury.rank_head import RankHead as RankHead
 from augury.registry import Registry as Registry
 from augury.sampling import SAMPLER_LETTERS as SAMPLER_LETTERS, sampling_options as sampling_options
 from augury.slot_states import SlotStates as SlotStates, join_parts as join_parts, split_parts as split_parts

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from augury.drafters.draft_dflash import DraftDflash, DraftDspark
-from augury.drafters.draft_eagle3 import DraftEagle3
+from augury.drafters.draft_heads import DraftDflash, DraftDspark, DraftEagle3
 from augury.drafters.draft_model import DraftModel
 from augury.drafters.draft_mtp import DraftMtp
 from augury.drafters.forced import Forced

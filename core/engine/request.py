@@ -53,31 +53,26 @@ def _checked_flag(name: str, value: Any) -> bool:
     return value
 
 
-def _checked_stops(name: str, value: Any) -> tuple[str, ...]:
-    stops = (value,) if isinstance(value, str) else () if value is None else value
-    if not isinstance(stops, list | tuple) or not all(isinstance(each, str) and each for each in stops):
-        raise OptionError(f"{name} is {value!r}, expected a text or a list of texts that are not empty")
-    return tuple(stops)
-
-
 def _checked_id(name: str, value: Any) -> str:
     if value is not None and not (isinstance(value, str) and value):
         raise OptionError(f"{name} is {reprlib.repr(value)}, expected a text that is not empty")
     return value or f"req-{next(_NUMBERS)}"
 
 
-def _checked_names(name: str, value: Any) -> tuple[str, ...]:
-    found = () if value is None else value
-    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
-        raise OptionError(f"{name} is {reprlib.repr(value)}, expected a list of names")
-    return tuple(found)
+def _several(expected: str, fits: Callable[[Any], object], *, may_be_one: bool = False) -> Any:
+    """A field of several values that fit, or of one text."""
+
+    def check(name: str, value: Any) -> tuple[Any, ...]:
+        found = (value,) if may_be_one and isinstance(value, str) else () if value is None else value
+        if not isinstance(found, list | tuple) or not all(map(fits, found)):
+            raise OptionError(f"{name} is {reprlib.repr(value)}, expected {expected}")
+        return tuple(found)
+
+    return _given(check, ())
 
 
-def _checked_callables(name: str, value: Any) -> tuple[Any, ...]:
-    found = value or ()
-    if not isinstance(found, list | tuple) or not all(map(callable, found)):
-        raise OptionError(f"{name} is {reprlib.repr(value)}, expected a list of callables")
-    return tuple(found)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _checked_callable(name: str, value: Any) -> Any:
@@ -104,7 +99,9 @@ class Request:
     id: str = _given(_checked_id)
     max_tokens: int | None = _given(_checked_limit)
     min_tokens: int = _count(0, 0)
-    stop: tuple[str, ...] = _given(_checked_stops, ())
+    stop: tuple[str, ...] = _several(
+        "a text or a list of texts that are not empty", lambda each: _is_text(each) and each, may_be_one=True
+    )
     ignore_eos: bool = _flag()
     logprobs: int | None = _count(0)  # 0: the emitted token's alone
     post_sampling_probs: bool = _flag()
@@ -113,10 +110,10 @@ class Request:
     context_shift: bool = _flag()
     n_keep: int = _count(-1, 0)
     n_discard: int = _count(0, 0)
-    logits_processors: tuple[SamplingStep, ...] = _given(_checked_callables, ())
+    logits_processors: tuple[SamplingStep, ...] = _several("a list of callables", callable)
     slot: int | None = _count(0)
     on_prompt: Callable[..., object] | None = _given(_checked_callable)  # noqa: RUF009 - as attrs' own `field`
-    hidden_states: tuple[str, ...] = _given(_checked_names, ())
+    hidden_states: tuple[str, ...] = _several("a list of names", _is_text)
     on_hidden_states: Callable[..., object] | None = _given(_checked_callable)  # noqa: RUF009 - likewise
 
     @property

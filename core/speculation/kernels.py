@@ -97,22 +97,10 @@ def see(table, prior, bucket, is_right, weight, keep):
 
 @compiled(_INTS, _FLOATS, _INT, _ROW, _ROW, _ROW, _FLOATS, _FLOAT_ROW, _FLOATS, _FLOAT_ROW, _FLOAT, _FLOAT, _INT)
 def score(nodes, chances, n, emitted, places, buckets, every, prior, own, own_prior, weight, keep, run):
-    """Learn from the emitted tokens by a proposal, used or not. A forbidden token is no trial.
+    """Learn from the emitted tokens (e,) by a proposal, used or not. A forbidden token is no trial.
 
-    Args:
-        nodes: The tree.
-        chances: Of its nodes.
-        n: Nodes.
-        emitted: (e,).
-        places: (k,), the nodes of the proposal.
-        buckets: (k,), of each.
-        every: What is learnt of all requests, see `Chances`.
-        prior: Of that.
-        own: And of this one.
-        own_prior: Of that.
-        weight: See `Chances.learning`.
-        keep: The same.
-        run: Tokens that were right in a row.
+    `places` and `buckets` (k,) are those of the proposal in a tree of n nodes. What all requests taught is `every`, and this
+    one `own`, each with its prior; see `Chances` for these, `weight` and `keep`. `run` tokens were right in a row.
 
     Returns:
         The new run, and how many of the emitted tokens the proposal had.
@@ -150,14 +138,9 @@ def score(nodes, chances, n, emitted, places, buckets, every, prior, own, own_pr
 
 @compiled(_INTS, _ROW, _ROW, _INT, _INTS)
 def count(nodes, chosen, path, together, counts):
-    """Count, by drafter and at last of those `together` as one, what was verified; see `VerifiedNodes.counts`.
+    """Count (d + 1, 5), by drafter and at last of those `together` as one, what was verified; see `JointTree.count`.
 
-    Args:
-        nodes: The tree.
-        chosen: (k,) nodes, rising.
-        path: (a,) places of the accepted ones among these.
-        together: Bits of drafters.
-        counts: (d + 1, 5), zeros.
+    `chosen` (k,) are nodes, rising, `path` (a,) places of the accepted ones among these, and `together` bits of drafters.
     """
     n_drafters, depths = len(counts) - 1, np.empty(nodes.shape[1] + 1, np.int64)  # by node, and last of the history
     for row in range(n_drafters + 1):
@@ -332,14 +315,10 @@ def choose(nodes, reach, ranks, slots, budgets, known, hoped, draft_s, replays_a
 
 @compiled(_FLOATS, _FLOAT, _FLOAT, _FLOAT, _FLOATS)
 def find_curves(costs, plain, several, depth, curves):
-    """Set the seconds of passes by their tokens, none less than a smaller one's, and the same as they may turn out to be.
+    """Set the seconds of passes by their tokens, none less than a smaller one's, and the same as they may turn out (2, n).
 
-    Args:
-        costs: (6, n): seconds at no depth, and more by position; a factor, the passes that it rests on, and one for hope.
-        plain: The factor of all passes of one token.
-        several: That of all others.
-        depth: Of the contexts.
-        curves: (2, n), known and hoped.
+    `costs` (6, n) are seconds at no depth, and more by position; a factor, the passes that it rests on, and one for hope.
+    `plain` is the factor of all passes of one token, `several` that of all others.
     """
     known = hoped = 0.0
     for i in range(costs.shape[1]):

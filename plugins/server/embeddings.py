@@ -13,6 +13,7 @@ from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from augury.model_info import RankHead
 from augury.plugins.server.conversation import MOST_TEXT, Prompt, mixed_tokens, needed, prompt_tokens
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields, RequestFields
@@ -21,7 +22,6 @@ from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.ollama.answer import Clock, ModelRequest, Options, Serving as OllamaServing
 from augury.plugins.server.openai.answer import head
 from augury.plugins.server.server import Server, Serving
-from augury.rank_head import RankHead
 from augury.text.tokenizer import Tokenizer
 
 router = api_router()

@@ -11,7 +11,7 @@ from support.more_toys import write_tiny_head
 from support.toys import as_history
 
 from augury import Engine
-from augury.drafters.draft_eagle3 import DraftEagle3
+from augury.drafters.draft_heads import DraftEagle3
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Model

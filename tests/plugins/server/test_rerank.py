@@ -11,10 +11,10 @@ from oracles.rerankers import reranker
 from augury import Engine
 from augury.errors import ModelFileError
 from augury.files.gguf import ModelFile
+from augury.model_info import RankHead
 from augury.plugins.server.app import make_app
 from augury.plugins.server.models import Models
 from augury.plugins.server.server import Server, ServerOptions
-from augury.rank_head import RankHead
 
 TEXTS = ["The sea is blue.", "Numbers count.", "Bread is baked."]
 ASKED = {"query": "Which colour has the sea?", "documents": TEXTS}
