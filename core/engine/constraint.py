@@ -54,12 +54,7 @@ def choose_constraint(registry: Registry, params: dict[str, Any]) -> ChosenConst
 
 
 class ConstraintGuard:
-    """The constraint of one request as the engine sees it: it follows the output, and every failure names the plugin.
-
-    Attributes:
-        name: The constraint's.
-        n_complete: Tokens of the output after which nothing may follow; None while it is not complete.
-    """
+    """The constraint of one request as the engine sees it: it follows the output, and every failure names the plugin."""
 
     def __init__(self, choice: ChosenConstraint, session: ConstraintSession, timeout_s: float) -> None:
         """Make the constraint, whose calls may take `timeout_s`.
@@ -69,7 +64,7 @@ class ConstraintGuard:
         """
         constraint, options = choice
         self.name = constraint.name
-        self.n_complete: int | None = None
+        self.n_complete: int | None = None  # tokens of the output after which nothing may follow; None while it is not complete
         self._n_vocab = session.n_vocab
         self._end_tokens = session.end_tokens
         self._timeout_s = timeout_s

@@ -23,36 +23,25 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 
 class EngineContext(Context):
-    """See `augury.passes.Context`.
-
-    Attributes:
-        model: Whose passes.
-        memory: Of its slots.
-        mtp: How far its layers that predict further tokens have come; None where it has none.
-        lack_of_heads: Why it has none.
-        head_models: Models that draft from its hidden states, in slots of the same numbers, which are saved with its own.
-        prompt_cache: Of texts that its slots held; None: there is none.
-        thread: That passes begin on; None: they begin here.
-        target: That of the model whose hidden states it reads, in slots of the same numbers; None of others.
-        adapters: Of the model.
-        is_busy: Whether a pass was begun whose logits are still to be read: another one would write over them.
-    """
+    """See `augury.passes.Context`."""
 
     def __init__(self, model: Model, memory: MemoryManager, mtp: MtpStates | None = None, lack_of_heads: str = "") -> None:
         self.model = model
         self.memory = memory
-        self.mtp = mtp
-        self.lack_of_heads = lack_of_heads
+        self.mtp = mtp  # how far its layers that predict further tokens have come; None where it has none
+        self.lack_of_heads = lack_of_heads  # why it has none
+        # models that draft from its hidden states, in slots of the same numbers, which are saved with its own
         self.head_models: list[EngineContext] = []
-        self.prompt_cache: PromptCache | None = None
+        self.prompt_cache: PromptCache | None = None  # of texts that its slots held; None: there is none
+        # that of the model whose hidden states it reads, in slots of the same numbers; None of others
         self.target: EngineContext | None = None
         self.adapters = Adapters()
         self._variants: dict[int, str] = {}  # by slot, of the states that it holds, see `Adapters.variant`
         self.info = model.info
         self.spec = model.state_spec
         self.is_asynchronous = model.is_asynchronous
-        self.thread: ThreadPoolExecutor | None = None
-        self.is_busy = False
+        self.thread: ThreadPoolExecutor | None = None  # that passes begin on; None: they begin here
+        self.is_busy = False  # whether a pass was begun whose logits are still to be read: another one would write over them
         self._has_sequence_state = self.spec.n_bytes_per_sequence > 0
         self.chain_rows = 0 if self._has_sequence_state else model.chain_rows  # such a state could not be cut back
         # by slot: mark, layers and tokens of its last pass of `forward_drafts`

@@ -11,22 +11,14 @@ class CachedText:
     """The cached text of one request.
 
     A stretch that was missed for long may be left out: the text after it moves up into its positions.
-
-    Attributes:
-        slot: The slot of the draft model.
-        tokens: (n_ctx,) int32; the slot holds the first `n`.
-        n: See there.
-        n_before: How many tokens come before the omitted ones.
-        n_left_out: How many are.
-        is_parked: The text has gone beyond the draft model's context.
     """
 
-    slot: int
-    tokens: np.ndarray
-    n: int = 0
-    n_before: int = 0
-    n_left_out: int = 0
-    is_parked: bool = False
+    slot: int  # the slot of the draft model
+    tokens: np.ndarray  # (n_ctx,) int32; the slot holds the first `n`
+    n: int = 0  # see there
+    n_before: int = 0  # how many tokens come before the omitted ones
+    n_left_out: int = 0  # how many are
+    is_parked: bool = False  # the text has gone beyond the draft model's context
 
     def text(self, history: np.ndarray) -> np.ndarray:
         """The part of `history` (h,) int32 that is not left out."""
@@ -47,17 +39,11 @@ class CachedText:
 
 @define(eq=False)
 class FedRows:
-    """Hidden states of a text's last tokens that were fed.
+    """Hidden states of a text's last tokens that were fed."""
 
-    Attributes:
-        n: How many of the text's first tokens were fed.
-        first: The first of them whose hidden state is kept.
-        rows: (c, F) float32, theirs from `first` on.
-    """
-
-    n: int = 0
-    first: int = 0
-    rows: np.ndarray = Factory(lambda: np.empty((0, 0), np.float32))
+    n: int = 0  # how many of the text's first tokens were fed
+    first: int = 0  # the first of them whose hidden state is kept
+    rows: np.ndarray = Factory(lambda: np.empty((0, 0), np.float32))  # (c, F) float32, theirs from `first` on
 
     def add(self, start: int, rows: np.ndarray) -> None:
         """Take the rows (m, F) of tokens from `start` on, in place of those of an earlier text there."""

@@ -122,17 +122,12 @@ def drafter_for(draft_model: ModelInfo) -> str:
 
 
 class ModelDrafter(Drafter):
-    """Lets a model write ahead. Its options have a `p_min`, which a request may bring.
-
-    Attributes:
-        runner: Of the model.
-        sampler: Of a request whose drafts are drawn.
-    """
+    """Lets a model write ahead. Its options have a `p_min`, which a request may bring."""
 
     # it learns nothing; its cache outlives a request and changes no draft
     traits = DrafterTraits(scope="request", is_costly=True, is_paced=True)
     runner: DraftRunner | MtpRunner
-    sampler: DraftSampler | None = None
+    sampler: DraftSampler | None = None  # of a request whose drafts are drawn
 
     def begin_sampling(self) -> None:
         """Draw this request's drafts if they are verified by rejection."""

@@ -37,15 +37,10 @@ _KEPT = 32  # tokens whose hidden states are kept for teacher forcing, which wan
 
 @define(eq=False)
 class HiddenText(FedRows):
-    """A slot's text as far as it was fed, and the hidden states of its last tokens.
+    """A slot's text as far as it was fed, and the hidden states of its last tokens."""
 
-    Attributes:
-        tokens: (n_ctx,) int32, of which the first `n` were fed.
-        n_computed: By layer, how many of the first tokens it has computed; None: the target knows.
-    """
-
-    tokens: np.ndarray = field(kw_only=True)
-    n_computed: list[int] | None = None
+    tokens: np.ndarray = field(kw_only=True)  # (n_ctx,) int32, of which the first `n` were fed
+    n_computed: list[int] | None = None  # by layer, how many of the first tokens it has computed; None: the target knows
 
     def before(self, start: int, end: int) -> np.ndarray:
         """The hidden states (end - start, F) of the tokens before each from `start` to before `end`; zeros before the first."""

@@ -72,18 +72,13 @@ class RowModel:
 
 
 class Encoder(RowModel):
-    """Makes hidden states (m, E) of the target's features of m tokens.
-
-    Attributes:
-        names: The target's features that they are made of, side by side; empty ones stand for zeros.
-        width: Values of one of them.
-    """
+    """Makes hidden states (m, E) of the target's features of m tokens."""
 
     def __init__(self, context: Context, names: Sequence[str]) -> None:
         """Take over the model that makes them, whose rows of logits they are."""
         super().__init__(context)
-        self.names = names
-        self.width = context.info.n_embd // len(names)
+        self.names = names  # the target's features that they are made of, side by side; empty ones stand for zeros
+        self.width = context.info.n_embd // len(names)  # values of one of them
 
     def joined(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
         """Features (m, F) by name, side by side; of several residual streams the mean counts."""
@@ -96,17 +91,12 @@ class Encoder(RowModel):
 
 @define(eq=False)
 class FedText(CachedText):
-    """The cached text of one request, and the target's features of it.
+    """The cached text of one request, and the target's features of it."""
 
-    Attributes:
-        history: (n_ctx + 1,) int32, of which `tokens` are all but the first, or all.
-        fed: The features (m, F).
-        made_at: Which token of the last pass made the hidden state for the token after the last one that was fed.
-    """
-
+    # (n_ctx + 1,) int32, of which `tokens` are all but the first, or all
     history: np.ndarray = Factory(lambda: np.empty(0, np.int32))
-    fed: FedRows = Factory(FedRows)
-    made_at: int = 0
+    fed: FedRows = Factory(FedRows)  # the features (m, F)
+    made_at: int = 0  # which token of the last pass made the hidden state for the token after the last one that was fed
 
     @property
     def n_fed(self) -> int:

@@ -70,24 +70,18 @@ class DraftRequest:
 
 @define(eq=False)
 class WrittenDraft:
-    """The tokens that a draft model wrote.
+    """The tokens that a draft model wrote."""
 
-    Attributes:
-        tokens: In order.
-        probabilities: The distribution of each draw, (V,) float32; empty unless a sampler was given.
-        confidence: How probable the best token in the place of each is, drawn or not; empty unless that was computed.
-        reach: How probable all of them are.
-        candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
-        lattice_reach: Paths as probable as this go on after an alternative; None: nothing follows one.
-        lattice: The candidates for a place after a token, by both; None: those of the place, after any token.
-    """
-
-    tokens: list[int] = Factory(list)
+    tokens: list[int] = Factory(list)  # in order
+    # the distribution of each draw, (V,) float32; empty unless a sampler was given
     probabilities: list[np.ndarray] = Factory(list)
+    # how probable the best token in the place of each is, drawn or not; empty unless that was computed
     confidence: list[float] = Factory(list)
+    # `candidates`: for each place the best tokens and their probabilities, best first; empty unless more than one is wanted
     candidates: list[list[tuple[int, float]]] = Factory(list)
-    reach: float = 1.0
-    lattice_reach: float | None = None
+    reach: float = 1.0  # how probable all of them are
+    lattice_reach: float | None = None  # paths as probable as this go on after an alternative; None: nothing follows one
+    # `lattice`: the candidates for a place after a token, by both; None: those of the place, after any token
     lattice: dict[tuple[int, int], list[tuple[int, float]]] | None = None
 
     def add(

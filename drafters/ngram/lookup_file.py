@@ -30,17 +30,11 @@ _TOKEN = _ONCE - 1
 
 @define(eq=False)
 class Followers:
-    """The tokens that followed one n-gram.
+    """The tokens that followed one n-gram."""
 
-    Attributes:
-        counts: How often each was seen.
-        n_seen: The sum of that.
-        leader: The most frequent one, of equals the lowest.
-    """
-
-    counts: dict[int, int]
-    n_seen: int
-    leader: int
+    counts: dict[int, int]  # how often each was seen
+    n_seen: int  # the sum of that
+    leader: int  # the most frequent one, of equals the lowest
 
     @classmethod
     def of(cls, counts: dict[int, int]) -> Followers:
@@ -139,17 +133,11 @@ _PAIR = 2  # llama.cpp's LLAMA_NGRAM_STATIC: its corpora are counted by pairs
 
 @frozen(eq=False)
 class LookupTable:
-    """The contents of a file, checked.
+    """The contents of a file, checked."""
 
-    Attributes:
-        values: (v,) int32, the whole file.
-        starts: (r,) int64, where in `values` each record starts.
-        sizes: (r,) int64, tokens of each n-gram, 1 to 4.
-    """
-
-    values: np.ndarray
-    starts: np.ndarray
-    sizes: np.ndarray
+    values: np.ndarray  # (v,) int32, the whole file
+    starts: np.ndarray  # (r,) int64, where in `values` each record starts
+    sizes: np.ndarray  # (r,) int64, tokens of each n-gram, 1 to 4
 
     def counts(self, start: int) -> dict[int, int]:
         """How often each follower was seen, of the record at `start` in `values`."""
