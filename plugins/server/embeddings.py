@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -51,15 +51,13 @@ class LlamaEmbeddingRequest(RequestFields):
 @router.post("/v1/embeddings", response_model=dict[str, Any])
 async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> Response:
     """Embed texts."""
-    pooling = pooling_of(server, body.pooling, "set pooling to mean, last or cls, or use /embedding")
-    check_dimensions(server, body.dimensions)
-    ids = await _tokens(body.input, server)
-    whole = await embed(server, http, ids, pooling=pooling, normalize=body.normalize)
-    found = (shortened(each, body.dimensions, is_scaled=body.normalize) for each in whole)
+    ids, advice = await _tokens(body.input, server), "set pooling to mean, last or cls, or use /embedding"
+    how: dict[str, Any] = {"asked": body.pooling, "advice": advice, "normalize": body.normalize}
+    found = await _vectors(server, http, ids, n_dimensions=body.dimensions, **how)
     is_base64 = body.encoding_format == "base64"
     vectors = (b64encode(each.astype("<f4").tobytes()).decode() if is_base64 else each.tolist() for each in found)
     data = ({"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(vectors))
-    used = usage(sum(map(len, ids)))
+    used = _usage(sum(map(len, ids)))
     return long_answer(pieces_of({"object": "list", "data": data, "model": server.name, "usage": used}))
 
 
@@ -68,7 +66,7 @@ async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> 
 async def embedding(body: LlamaEmbeddingRequest, http: Request, server: Serving) -> Response:
     """Embed texts; without pooling every token, as it is."""
     pooling = body.pooling or server.options.pooling or server.engine.info.pooling or "none"
-    found = await embed(server, http, await _tokens(body.content, server), pooling=pooling, normalize=False)
+    found = await _embed(server, http, await _tokens(body.content, server), pooling=pooling, normalize=False)
     vectors = (each if each.ndim > 1 else [normalized(each, body.embd_normalize)] for each in found)  # of tokens, or of a text
     answer = [{"index": i, "embedding": (vector.tolist() for vector in each)} for i, each in enumerate(vectors)]
     return long_answer(pieces_of(answer))
@@ -78,28 +76,32 @@ async def _tokens(prompt: Prompt, server: Server) -> list[list[int]]:
     return await to_thread.run_sync(prompt_tokens, prompt, server.engine.tokenizer, server.engine.config["n_ctx"])
 
 
-def pooling_of(server: Server, asked: str | None, advice: str) -> str | None:
-    """The pooling with which texts have one vector each, as the request, the flag or the file says; None: none of them does.
-
-    Raises:
-        RequestError: There is to be none; the message ends with the advice.
-    """
-    pooling = asked or server.options.pooling or server.engine.info.pooling
+async def _vectors(
+    server: Server,
+    http: Request,
+    texts: Sequence[Sequence[int]],
+    *,
+    normalize: bool,
+    asked: str | None = None,
+    advice: str = _ADVICE,
+    n_dimensions: int | None = None,
+) -> Iterator[np.ndarray]:
+    """One vector for each text, pooled as the request, the flag or the file says, and of it so many of the first components."""
+    pooling, n_embd = asked or server.options.pooling or server.engine.info.pooling, server.engine.info.n_embd
     if pooling == "none":
         message = "no pooling is asked for, by --pooling or the model's file, but answers here have one vector for each text"
         raise RequestError(400, f"{message}; {advice}", param="pooling")
-    return pooling
+    if n_dimensions is not None and n_dimensions > n_embd:
+        message = f"dimensions is {n_dimensions}, this model's embeddings have {n_embd}"
+        raise RequestError(400, message, param="dimensions")
+    found = await _embed(server, http, texts, pooling=pooling, normalize=normalize) if texts else []
+    return (each if n_dimensions is None else _shortened(each, n_dimensions, is_scaled=normalize) for each in found)
 
 
-async def embed(
+async def _embed(
     server: Server, http: Request, texts: Sequence[Sequence[int]], *, pooling: str | None, normalize: bool
 ) -> list[np.ndarray]:
-    """Embed token ids as `Engine.embed` does, as many texts at once as slots are free. There is at least one text.
-
-    Raises:
-        AuguryError: As `Engine.embed` does.
-        RequestError: There are too many, or the time is up.
-    """
+    """Embed token ids as `Engine.embed` does, as many texts at once as slots are free."""
     check_texts(texts)
     n_slots, n_ctx = server.engine.config["n_slots"], server.engine.config["n_ctx"]
     if pooling == "none" and (n := sum(map(len, texts))) > n_slots * n_ctx:
@@ -109,16 +111,8 @@ async def embed(
     )
 
 
-def check_dimensions(server: Server, n: int | None) -> None:
-    """Raises RequestError where the model's embeddings have fewer components than that."""
-    if n is not None and n > (n_embd := server.engine.info.n_embd):
-        raise RequestError(400, f"dimensions is {n}, this model's embeddings have {n_embd}", param="dimensions")
-
-
-def shortened(vector: np.ndarray, n: int | None, *, is_scaled: bool = True) -> np.ndarray:
+def _shortened(vector: np.ndarray, n: int, *, is_scaled: bool) -> np.ndarray:
     """The first n components of a vector, scaled to length 1 again unless the whole is not."""
-    if n is None:
-        return vector
     part = vector[:n].astype(np.float64)
     length = np.linalg.norm(part)
     return part / length if is_scaled and length > 0 else part
@@ -141,7 +135,7 @@ def normalized(vector: np.ndarray, p: int) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def usage(n_tokens: int) -> dict[str, int]:
+def _usage(n_tokens: int) -> dict[str, int]:
     """Tokens of a request that writes none, in OpenAI's form."""
     return {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
 
@@ -165,38 +159,28 @@ class EmbeddingsRequest(ModelRequest):
 @router.post("/api/embed", response_model=dict[str, Any])
 async def embed_texts(body: EmbedRequest, http: Request, server: OllamaServing) -> Response:
     """Embed texts, as vectors of length 1."""
-    clock, model = Clock(http), body.model
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    found, n_tokens = await _embedded(server, http, texts, is_cut=body.truncate, normalize=True)
-    check_dimensions(server, body.dimensions)
-    vectors = (shortened(each, body.dimensions).tolist() for each in found)
-    used = clock.durations() | {"prompt_eval_count": n_tokens}
-    return long_answer(pieces_of({"model": model, "embeddings": vectors, **used}))
+    clock, texts = Clock(http), [body.input] if isinstance(body.input, str) else body.input
+    ids = await _text_tokens(server, texts, is_cut=body.truncate)
+    found = await _vectors(server, http, ids, normalize=True, n_dimensions=body.dimensions)
+    used = clock.durations() | {"prompt_eval_count": sum(map(len, ids))}
+    return long_answer(pieces_of({"model": body.model, "embeddings": (each.tolist() for each in found), **used}))
 
 
 @router.post("/api/embeddings", response_model=dict[str, Any])
 async def embed_text(body: EmbeddingsRequest, http: Request, server: OllamaServing) -> Response:
     """Embed a text, as a vector that is not scaled."""
-    found, _ = await _embedded(server, http, [body.prompt] if body.prompt else [], is_cut=True, normalize=False)
-    return long_answer(pieces_of({"embedding": found[0].tolist() if found else []}))
+    ids = await _text_tokens(server, [body.prompt] if body.prompt else [], is_cut=True)
+    found = [each.tolist() for each in await _vectors(server, http, ids, normalize=False)]
+    return long_answer(pieces_of({"embedding": found[0] if found else []}))
 
 
-async def _embedded(
-    server: Server, http: Request, texts: list[str], *, is_cut: bool, normalize: bool
-) -> tuple[list[np.ndarray], int]:
-    """The vectors of texts, and how many tokens they have; of no text none."""
+async def _text_tokens(server: Server, texts: Sequence[str], *, is_cut: bool) -> list[list[int]]:
+    """The tokens of texts, each of which is cut at the context's end, or may not be longer."""
     check_texts(texts)
-    ids = await to_thread.run_sync(lambda: [_text_tokens(server, each, is_cut=is_cut) for each in texts])
-    pooling = pooling_of(server, None, _ADVICE)
-    found = await embed(server, http, ids, pooling=pooling, normalize=normalize) if ids else []
-    return found, sum(map(len, ids))
-
-
-def _text_tokens(server: Server, text: str, *, is_cut: bool) -> list[int]:
     tokenizer, n_ctx = server.engine.tokenizer, server.engine.config["n_ctx"]
-    n_most = None if is_cut else n_ctx
-    found = mixed_tokens(text, tokenizer, add_special=True, parse_special=False, n_most=n_most)
-    return found[:n_ctx] if is_cut else found
+    how: dict[str, Any] = {"add_special": True, "parse_special": False, "n_most": None if is_cut else n_ctx}
+    end = n_ctx if is_cut else None
+    return await to_thread.run_sync(lambda: [mixed_tokens(text, tokenizer, **how)[:end] for text in texts])
 
 
 class Document(Fields):
@@ -246,7 +230,7 @@ async def rerank(body: RerankRequest, http: Request, server: Serving) -> Any:
     ]
     meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": n_tokens}}  # Cohere's
     begun = {"id": f"rerank-{uuid4().hex}", "object": "list", "model": server.name}
-    return begun | {"results": results, "scored_by": _way(server), "meta": meta, "usage": usage(n_tokens)}
+    return begun | {"results": results, "scored_by": _way(server), "meta": meta, "usage": _usage(n_tokens)}
 
 
 @router.post("/score", response_model=dict[str, Any])
@@ -261,7 +245,7 @@ async def score(body: ScoreRequest, http: Request, server: Serving) -> Any:
         raise RequestError(400, message, param="text_1")
     scores, n_tokens = await _scored(server, http, queries, texts)
     data = [{"index": i, "object": "score", "score": each} for i, each in enumerate(scores)]
-    return head(server, "list", "score") | {"data": data, "scored_by": _way(server), "usage": usage(n_tokens)}
+    return head(server, "list", "score") | {"data": data, "scored_by": _way(server), "usage": _usage(n_tokens)}
 
 
 async def _scored(
@@ -278,22 +262,19 @@ async def _scored(
     if (n := sum(map(len, {*queries})) + sum(map(len, texts))) > MOST_TEXT:
         raise RequestError(400, f"there are {n} characters of text, expected {MOST_TEXT} at most")
     tokenizer, made = needed(server.engine.tokenizer), server.engine.info.rank_head
-    n_ctx = server.engine.config["n_ctx"] if is_cut else None
-
-    def encoded() -> list[list[int]]:
-        if n_most is not None and (longest := max(len(tokenizer.encode(text, add_special=False)) for text in texts)) > n_most:
-            raise RequestError(400, f"a document has {longest} tokens, max_tokens_per_doc is {n_most}", param="documents")
-        if made is not None:
-            return [_pair(made, tokenizer, *pair, n_ctx) for pair in zip(queries, texts, strict=True)]
-        return [_text_tokens(server, each, is_cut=is_cut) for each in dict.fromkeys((*queries, *texts))]
-
-    ids = await to_thread.run_sync(encoded)
-    if made is not None:
-        found = (await unless_left(server.options.timeout_s, http, server.engine.arank(ids))).tolist()
-    else:
-        vectors = await embed(server, http, ids, pooling=pooling_of(server, None, _ADVICE), normalize=True)
-        of = dict(zip(dict.fromkeys((*queries, *texts)), vectors, strict=True))
-        found = [float(of[query] @ of[text]) for query, text in zip(queries, texts, strict=True)]
+    if n_most is not None:
+        lengths = await to_thread.run_sync(lambda: [len(tokenizer.encode(text, add_special=False)) for text in texts])
+        if max(lengths) > n_most:
+            message = f"a document has {max(lengths)} tokens, max_tokens_per_doc is {n_most}"
+            raise RequestError(400, message, param="documents")
+    if made is None:
+        unlike = list(dict.fromkeys((*queries, *texts)))
+        ids = await _text_tokens(server, unlike, is_cut=is_cut)
+        of = dict(zip(unlike, await _vectors(server, http, ids, normalize=True), strict=True))
+        return [float(of[query] @ of[text]) for query, text in zip(queries, texts, strict=True)], sum(map(len, ids))
+    n_ctx, pairs = server.engine.config["n_ctx"] if is_cut else None, zip(queries, texts, strict=True)
+    ids = await to_thread.run_sync(lambda: [_pair(made, tokenizer, *pair, n_ctx) for pair in pairs])
+    found = (await unless_left(server.options.timeout_s, http, server.engine.arank(ids))).tolist()
     return found, sum(map(len, ids))
 
 

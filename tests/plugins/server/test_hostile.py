@@ -320,7 +320,7 @@ def test_embeddings_end_with_the_client_or_the_time(timeout_s):
         server = Server(ServerOptions(timeout_s=timeout_s), lambda _: None)
         server._engine = SimpleNamespace(config={"n_slots": 2, "n_ctx": 8}, aembed=aembed)
         with pytest.raises(RequestError) as raised:
-            await embeddings.embed(server, SimpleNamespace(receive=receive), [[1]] * 9, pooling=None, normalize=True)
+            await embeddings._embed(server, SimpleNamespace(receive=receive), [[1]] * 9, pooling=None, normalize=True)
         await asyncio.sleep(0)
         return raised.value.status_code, has_begun.is_set(), has_ended.is_set()
 
