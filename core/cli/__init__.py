@@ -1,10 +1,5 @@
 """The command line `augury`, and the parts of commands: flags, loading, prompts, tables and output."""
 
-from augury.cli.chat_flags import (
-    add_template_flags as add_template_flags,
-    template_of as template_of,
-    use_template as use_template,
-)
 from augury.cli.drafter_flags import (
     drafter_of_model as drafter_of_model,
     drafter_options as drafter_options,
@@ -54,7 +49,13 @@ from augury.cli.report import (
     print_lines as print_lines,
     say as say,
 )
-from augury.cli.sampling_flags import add_sampling_flags as add_sampling_flags, request_params as request_params
+from augury.cli.request_flags import (
+    add_sampling_flags as add_sampling_flags,
+    add_template_flags as add_template_flags,
+    request_params as request_params,
+    template_of as template_of,
+    use_template as use_template,
+)
 from augury.cli.text_file import check_writable as check_writable, numbered_lines as numbered_lines, read_text as read_text
 from augury.loader import plan_of as plan_of
 from augury.memory_limit import n_bytes_for_prompts as n_bytes_for_prompts

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, define, field
 
-from augury.cli import chat_flags
+from augury.cli import request_flags
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_CHAT
 from augury.cli.log_output import TokenWriter
 from augury.cli.model_flags import FIRST_FLAGS, add_cache_flags, add_model_flags, load_engine
 from augury.cli.report import align_rows, drafting_lines, run_line, say, show_in_brief
-from augury.cli.sampling_flags import add_sampling_flags, request_params
+from augury.cli.request_flags import add_sampling_flags, request_params
 from augury.cli.text_file import check_writable, read_lines, read_text
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.atomic_file import write_atomically
@@ -86,14 +86,14 @@ class Conversation:
             case "/help":
                 for line in align_rows(list(_COMMANDS.items()), has_head=False):
                     say(line)
-            case "/continue" if len(self.messages) > chat_flags.has_system(self.messages):
+            case "/continue" if len(self.messages) > request_flags.has_system(self.messages):
                 self._answer(self.messages)
             case "/continue":
                 say("there is no answer yet")
             case "/drop":
                 self._drop()
             case "/clear":
-                self.messages, self._summary = self.messages[: chat_flags.has_system(self.messages)], None
+                self.messages, self._summary = self.messages[: request_flags.has_system(self.messages)], None
                 say("the conversation is forgotten")
             case "/system":
                 self._set_or_show_system(argument)
@@ -110,10 +110,10 @@ class Conversation:
 
     def _set_or_show_system(self, text: str) -> None:
         if text:
-            self.messages = chat_flags.with_system(self.messages, text)
+            self.messages = request_flags.with_system(self.messages, text)
             say("the system prompt is set" + (", also for what was said before" if len(self.messages) > 1 else ""))
         else:
-            say(self.messages[0]["content"] if chat_flags.has_system(self.messages) else "there is no system prompt")
+            say(self.messages[0]["content"] if request_flags.has_system(self.messages) else "there is no system prompt")
 
     def _drop(self) -> None:
         """Forget the first question and its answer, but not the messages before it, such as a system prompt."""
@@ -194,11 +194,7 @@ class Conversation:
 
 
 def read_messages(path: Path) -> Messages:
-    """Read the conversation in a file.
-
-    Raises:
-        AuguryError: The file cannot be read, or holds something else.
-    """
+    """Read the conversation in a file. Raises AuguryError: the file cannot be read, or holds something else."""
     text = read_text(path)
     try:
         messages = json.loads(text)["messages"]
@@ -232,8 +228,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_cache_flags(parser)
     parser.foreign = FOREIGN_FLAGS_IN_CHAT
     add_sampling_flags(parser, registry, n_predict=_N_PREDICT)
-    chat_flags.add_system_flags(parser, "a system prompt, in place of the one that a session has; /system changes it")
-    chat_flags.add_template_flags(parser)
+    request_flags.add_system_flags(parser, "a system prompt, in place of the one that a session has; /system changes it")
+    request_flags.add_template_flags(parser)
     parser.flag("--stats", "colour tokens by who proposed them, and show figures per answer")
     parser.flag("--session FILE", "continue the conversation in this file, and save it there after every answer", Path)
     parser.show_first(f"{FIRST_FLAGS} -n --temp -s -sys --session --stats", words=("model",))
@@ -245,12 +241,16 @@ def _run(args: argparse.Namespace) -> int:
     if args.chat_template_kwargs is not None:
         params["chat_template_kwargs"] = args.chat_template_kwargs
     warn_of_synthetic(args)
-    messages, system, template = _session_of(args.session), chat_flags.system_prompt_of(args), chat_flags.template_of(args)
+    messages, system, template = (
+        _session_of(args.session),
+        request_flags.system_prompt_of(args),
+        request_flags.template_of(args),
+    )
     if system is not None:
-        messages = chat_flags.with_system(messages, system)
+        messages = request_flags.with_system(messages, system)
     is_terminal = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
     with load_engine(args, args.spec_type, args.model_draft) as engine:
-        chat_flags.use_template(engine, template, parse_special=args.parse_special)
+        request_flags.use_template(engine, template, parse_special=args.parse_special)
         show_in_brief(engine)
         if is_terminal:
             say("/help lists commands" + (f"; {len(messages)} messages from {args.session}" if messages else ""))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from augury.cli import chat, evaluate, inspect, models, plugins, run, verify
+from augury.cli import chat, evaluate, models, plugins, run, verify
 from augury.cli.parser import Parser
 from augury.errors import AuguryError, OptionError
 from augury.log import LINE
@@ -39,7 +39,6 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
     verify.add_parser(subparsers, registry, argv)
     plugins.add_parser(subparsers, registry)
     models.add_parsers(subparsers, registry)
-    inspect.add_parser(subparsers, registry)
     completion = subparsers.add_parser(
         "completion",
         help="print a script that lets a shell complete commands and flags",

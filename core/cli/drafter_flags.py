@@ -296,11 +296,7 @@ def split_draft_limits(spec_types: Sequence[str], registry: Registry) -> tuple[S
 
 
 def warn_of_synthetic(args: argparse.Namespace) -> None:
-    """Warn if flags ask for synthetic acceptance.
-
-    Raises:
-        OptionError: The rates are out of range, or given twice.
-    """
+    """Warn if flags ask for synthetic acceptance. Raises OptionError: the rates are out of range, or given twice."""
     if rule := Synthetic.of(args.spec_synth_rates, args.spec_synth_len):
         say(f"augury: {synthetic_text(rule.rates)}: the text is not the model's, only its speed is meaningful")
 

@@ -38,11 +38,7 @@ class Question:
 
     @classmethod
     def of(cls, line: str, where: str) -> Question:
-        """The question in a line of JSON.
-
-        Raises:
-            AuguryError: It is none.
-        """
+        """The question in a line of JSON. Raises AuguryError: it is none."""
         try:
             found = json.loads(line)
             question = cls(**found)

@@ -175,11 +175,7 @@ def add_placement_flags(group: Any) -> None:
 
 
 def placement_of(args: argparse.Namespace) -> Placement:
-    """The values of these flags.
-
-    Raises:
-        OptionError: They are malformed.
-    """
+    """The values of these flags. Raises OptionError: they are malformed."""
     return Placement(args.device, args.gpu_layers, args.tensor_split)
 
 
@@ -250,7 +246,6 @@ def load_engine(
 def _speculation(
     args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, progress: Progress
 ) -> dict[str, Any]:
-    """The arguments of `Engine.load` that are of drafters."""
     in_use = drafter_flags.names_in_use(spec_type or ("auto",), args.registry)
     rest, limits = drafter_flags.split_draft_limits(spec_type, args.registry)
     n_max, n_min = limits.get("draft_max", args.draft_max), limits.get("draft_min", args.draft_min)
@@ -333,11 +328,7 @@ def drafter_of_mtp(args: argparse.Namespace) -> str | None:
 
 @contextmanager
 def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[tuple[Model, str]]:
-    """Load the model alone, with one slot, report its backend, and close it afterwards.
-
-    Raises:
-        AuguryError: As loading does.
-    """
+    """Load the model alone, with one slot, report its backend, and close it afterwards. Raises AuguryError: as loading does."""
     if args.lora:
         raise OptionError("--lora: this command measures a model without adapters; leave it out")
     configure_logging(verbosity=args.verbose)

@@ -96,12 +96,8 @@ def add_flag(
 ) -> None:
     """Add a flag, declared as help shows it: `--json`, `-n --n-predict N`, or `-f --file FILE ...` for one that repeats.
 
-    Args:
-        container: A parser or a group of its flags.
-        flags: All spellings, and the name of the value; a flag without one is a switch.
-        text: The help.
-        kind: The value's type in argparse's sense, None for a text.
-        more: Further arguments of argparse's `add_argument`.
+    A flag without the name of a value is a switch. `text` is the help, `kind` the value's type in argparse's sense, None for a
+    text; the rest are further arguments of argparse's `add_argument`.
     """
     words = flags.split()
     names, values = [word for word in words if word[0] == "-"], [word for word in words if word[0] != "-"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attrs import Factory, evolve, frozen
 
-from augury.cli.chat_flags import has_system, system_prompt_of, with_system
 from augury.cli.report import say
+from augury.cli.request_flags import has_system, system_prompt_of, with_system
 from augury.cli.text_file import numbered_lines, read_text
 from augury.errors import AuguryError, OptionError
 
@@ -36,11 +36,7 @@ class Prompt:
     error: str = ""  # why the line is not a prompt
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `Engine.submit`.
-
-        Raises:
-            AuguryError: The line is not a prompt.
-        """
+        """The arguments of `Engine.submit`. Raises AuguryError: the line is not a prompt."""
         if self.error:
             raise AuguryError(f"{self.where}: {self.error}")
         if "n" in self.params:

@@ -29,12 +29,9 @@ _UNBOUNDED = 1 << 16  # columns where there is no terminal: programs read a row 
 
 
 def align_rows(rows: Sequence[Sequence[str]], is_right: Sequence[bool] = (), *, has_head: bool = True) -> list[str]:
-    """Format rows as aligned columns, as lines of text; in a narrow terminal cells are folded.
+    """Format rows of cells as aligned columns, as lines of text; in a narrow terminal cells are folded.
 
-    Args:
-        rows: Cells, the head's first.
-        is_right: Which columns are aligned to the right.
-        has_head: Whether there is a head.
+    The head's row comes first, if there is one. `is_right` says which columns are aligned to the right.
     """
     from rich.console import Console  # here: importing rich takes longer than most commands without a table
     from rich.table import Table
@@ -218,7 +215,6 @@ def show_configuration(engine: Engine) -> None:
 
 
 def _memory_lines(lines: Sequence[Allocation]) -> list[str]:
-    """Lines about memory, device by device."""
     rows, devices = list[list[str]](), list(dict.fromkeys(line.device for line in lines))
     for device in devices:
         here = [line for line in lines if line.device == device]

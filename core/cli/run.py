@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from augury.cli import chat_flags
+from augury.cli import request_flags
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.log_output import TokenWriter
 from augury.cli.model_flags import FIRST_FLAGS, add_model_flags, load_engine
 from augury.cli.prompts import Prompt, add_prompt_flags, read_prompts
 from augury.cli.report import as_json, drafting_lines, engine_line, print_json, run_line, say, show_in_brief
-from augury.cli.sampling_flags import add_sampling_flags, request_params
+from augury.cli.request_flags import add_sampling_flags, request_params
 from augury.cli.text_file import check_writable
 from augury.errors import AuguryError, OptionError
 from augury.files.atomic_file import write_atomically
@@ -32,8 +32,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     """Add the command."""
     parser = subparsers.add_parser("run", help="continue a prompt, or several at once", description="Continue prompts.")
     add_prompt_flags(parser)
-    chat_flags.add_system_flags(parser, "a system prompt before each prompt, which implies --chat")
-    chat_flags.add_template_flags(parser)
+    request_flags.add_system_flags(parser, "a system prompt before each prompt, which implies --chat")
+    request_flags.add_template_flags(parser)
     add_model_flags(parser, registry, argv, n_slots=1)
     add_sampling_flags(parser, registry)
     parser.flag("--json", "print one JSON object per prompt")
@@ -66,9 +66,9 @@ def _run(args: argparse.Namespace) -> int:
         if path is not None:
             check_writable(path, flag)
     warn_of_synthetic(args)
-    template = chat_flags.template_of(args)
+    template = request_flags.template_of(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
-        chat_flags.use_template(engine, template, parse_special=args.parse_special)
+        request_flags.use_template(engine, template, parse_special=args.parse_special)
         show_in_brief(engine)
         if engine.chat_template is not None and all(prompt.text is not None for prompt in prompts) and sys.stderr.isatty():
             say("the text is continued as it is; --chat asks the model, and augury chat talks with it")
@@ -92,7 +92,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _write_and_print(engine: Engine, writer: TokenWriter, results: Sequence[Result], args: argparse.Namespace) -> None:
-    """Write receipts, a line for each text, and print figures."""
     if args.receipt is not None:
         lines = [json.dumps(result.receipt.as_json()) for result in results if result.receipt is not None]
         write_atomically(args.receipt, "".join(f"{line}\n" for line in lines))

@@ -42,11 +42,7 @@ def numbered_lines(text: str) -> list[tuple[int, str]]:
 
 
 def check_writable(path: Path, flag: str) -> None:
-    """Check, before minutes of work, that a file can be written.
-
-    Raises:
-        AuguryError: It cannot.
-    """
+    """Check, before minutes of work, that a file can be written. Raises AuguryError: it cannot."""
     if not path.parent.is_dir():
         raise AuguryError(f"{flag}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():

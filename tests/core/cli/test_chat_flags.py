@@ -11,9 +11,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support.commands import here, run
 
 from augury import cli
-from augury.cli.chat_flags import add_system_flags, named_template, template_of, with_system
 from augury.cli.parser import Parser
 from augury.cli.prompts import add_prompt_flags, read_prompts
+from augury.cli.request_flags import add_system_flags, named_template, template_of, with_system
 from augury.errors import OptionError
 from augury.text.chat_template import ChatTemplate
 

@@ -11,7 +11,7 @@ from support.commands import run
 from augury.cli.command_line import make_parser
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.model_flags import overrides_of
-from augury.cli.sampling_flags import request_params
+from augury.cli.request_flags import request_params
 from augury.errors import OptionError
 from augury.registry import Registry
 from augury.sampling import SAMPLERS

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from augury.cli import Parser, inspect
+from augury.cli import Parser
+from augury.cli.models import add_parsers
 from augury.errors import ModelFileError
 from augury.files.gguf_writer import gguf_file
 from augury.registry import Registry
@@ -32,7 +33,7 @@ def model(tmp_path):
 
 def run(*words):
     parser = Parser()
-    inspect.add_parser(parser.add_subparsers(), Registry.discover())
+    add_parsers(parser.add_subparsers(), Registry.discover())
     args = parser.parse_args(["inspect", *map(str, words)])
     return args.run(args)
 

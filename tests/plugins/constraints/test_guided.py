@@ -9,7 +9,7 @@ import pytest
 from support import vocabularies
 
 from augury.cli.command_line import make_parser
-from augury.cli.sampling_flags import request_params
+from augury.cli.request_flags import request_params
 from augury.constraint import ConstraintSession
 from augury.engine.shared import Shared
 from augury.errors import OptionError, PluginError, UnsupportedError

@@ -14,7 +14,8 @@ from oracles.published_heads import as_bfloat16 as bf16, write
 from support.head_rig import REGISTRY, Told
 
 from augury import Engine
-from augury.cli import Parser, inspect
+from augury.cli import Parser
+from augury.cli.models import add_parsers
 from augury.errors import AuguryError
 from augury.files.gguf import ModelFile
 from augury.files.models import open_model
@@ -234,7 +235,7 @@ def test_an_engine_drafts_with_a_model_s_folder(tmp_path, capsys):
         assert (result.stats.n_drafted > 0) is (draft_model is not None)
     assert texts[0] == texts[1]
     parser = Parser()
-    inspect.add_parser(parser.add_subparsers(), REGISTRY)
+    add_parsers(parser.add_subparsers(), REGISTRY)
     args = parser.parse_args(["inspect", str(folder)])
     assert args.run(args) == 0
     assert "layers that predict further tokens, for a glm4moe model of 2 layers" in capsys.readouterr().out

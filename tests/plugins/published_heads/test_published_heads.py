@@ -18,7 +18,8 @@ from support.toys import as_history
 
 from augury import Engine, Registry
 from augury.batch import Batch
-from augury.cli import Parser, inspect
+from augury.cli import Parser
+from augury.cli.models import add_parsers
 from augury.errors import AuguryError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import open_model
@@ -398,7 +399,7 @@ def test_other_models_and_damaged_folders_say_what_to_do(tmp_path):
 def test_inspect_says_what_a_head_is_and_for_which_target(tmp_path, capsys):
     folder = eagle_folder(tmp_path / "head", "speculators")[0]
     parser = Parser()
-    inspect.add_parser(parser.add_subparsers(), REGISTRY)
+    add_parsers(parser.add_subparsers(), REGISTRY)
     args = parser.parse_args(["inspect", str(folder)])
     assert args.run(args) == 0
     shown = capsys.readouterr().out
