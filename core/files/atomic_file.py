@@ -36,6 +36,7 @@ class AtomicFile:
     Attributes:
         path: The file to be.
         file: The file to write to, from the start of the `with` block, open for reading, too.
+        part: Its name until it is published, for a library that opens files itself.
 
     An OSError that leaves the block names `path`, where it names no file.
     """
@@ -43,16 +44,11 @@ class AtomicFile:
     file: BinaryIO
 
     def __init__(self, path: Path, *, waits: bool = True) -> None:
-        """Do nothing yet.
-
-        Args:
-            path: The file to write.
-            waits: Whether to wait while another process is writing the file, or else raise BlockingIOError.
-        """
+        """Do nothing yet. While another process is writing the file, one that `waits` waits, others raise BlockingIOError."""
         self.path = path
         self._waits = waits
         self._has_waited = False
-        self._part = _part_of(path)
+        self.part = _part_of(path)
 
     def __enter__(self) -> Self:
         """Raises OSError where there can be no such file."""
@@ -67,54 +63,48 @@ class AtomicFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(self.path)
-        if _is_at(self.file, self._part):
-            _remove(self._part)
+        if _is_at(self.file, self.part):
+            _remove(self.part)
         with suppress(OSError):
             unlock(self.file)
         with suppress(OSError):  # of buffered bytes of a file that is not wanted
             self.file.close()
 
-    @property
-    def part(self) -> Path:
-        """The file's name until it is published, for a library that opens files itself."""
-        return self._part
-
     def scratch(self) -> Path:
         """A new folder beside the file for other temporary files; it is removed with the part."""
-        folder = _scratch_of(self._part)
+        folder = _scratch_of(self.part)
         folder.mkdir()
         return folder
 
     def publish(self, *, is_durable: bool = False) -> None:
         """Give the file its name, in place of one that was there.
 
-        Args:
-            is_durable: Whether it must survive a crash of the machine; files with a checksum need not.
+        If it `is_durable`, it survives a crash of the machine; files with a checksum need not.
         """
         self.file.flush()
         if is_durable:
             os.fsync(self.file.fileno())
         with suppress(FileNotFoundError):
-            shutil.copymode(self.path, self._part)
-        shutil.rmtree(_scratch_of(self._part), ignore_errors=True)
-        self._part.replace(self.path)
+            shutil.copymode(self.path, self.part)
+        shutil.rmtree(_scratch_of(self.part), ignore_errors=True)
+        self.part.replace(self.path)
 
     def _claim(self) -> bool:
         """Open and lock the part; False if that was renamed or removed meanwhile, so that it is another file's or nobody's."""
-        self.file = _opened(self._part, os.O_CREAT)
+        self.file = _opened(self.part, os.O_CREAT)
         try:
             is_ours = locked(self.file)
             if is_ours is None:
                 self.file.close()
-                _remove(self._part)
-                self._part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}{_SUFFIX}")
-                self.file = _opened(self._part, os.O_CREAT | os.O_EXCL)
+                _remove(self.part)
+                self.part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}{_SUFFIX}")
+                self.file = _opened(self.part, os.O_CREAT | os.O_EXCL)
                 return True
             if not is_ours:
                 self._wait()
-            if _is_at(self.file, self._part):
+            if _is_at(self.file, self.part):
                 self.file.truncate(0)
-                shutil.rmtree(_scratch_of(self._part), ignore_errors=True)
+                shutil.rmtree(_scratch_of(self.part), ignore_errors=True)
                 return True
         except BaseException:
             self.file.close()

@@ -14,11 +14,9 @@ except ImportError:  # Windows
 
 
 def locked(file: BinaryIO | int, *, waits: bool = False) -> bool | None:
-    """Lock a file, or its descriptor, unless another process has; None where there are no locks.
+    """Lock an open file, or its descriptor, unless another process has, or when it has released it if this `waits`.
 
-    Args:
-        file: An open file.
-        waits: Whether to wait until the other process releases it.
+    None where there are no locks.
     """
     if _fcntl is None:
         return None

@@ -114,11 +114,8 @@ class ModelFile:
     def open(cls, path: str | Path, override_kv: Mapping[str, Scalar | Untyped] | None = None) -> ModelFile:
         """Read the header of a model file and map its tensors; any part of a split model stands for the whole.
 
-        What Ollama's converter names otherwise has the names of llama.cpp's.
-
-        Args:
-            path: The file.
-            override_kv: Metadata values that take the place of the file's own.
+        What Ollama's converter names otherwise has the names of llama.cpp's. `override_kv` are metadata values that take the
+        place of the file's own.
 
         Raises:
             ModelFileError: A file is missing, unreadable, not GGUF 2 or 3, or damaged, or the parts do not match.
@@ -144,7 +141,6 @@ class ModelFile:
 
     @classmethod
     def _open_parts(cls, path: Path) -> ModelFile:
-        """Open a model by one of its files."""
         asked = cls._open_one(path)
         count = asked.get("split.count", int, 1)
         if count <= 1:
@@ -286,15 +282,12 @@ class ModelFile:
         self.tensors = MappingProxyType({})
 
     def __enter__(self) -> Self:
-        """Return the file itself; leaving the block closes it."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Close the file."""
         self.close()
 
     def __repr__(self) -> str:
-        """Name the file and say how much is in it."""
         return f"ModelFile({str(self.path)!r}, {len(self.metadata)} metadata entries, {len(self.tensors)} tensors)"
 
 
@@ -356,7 +349,6 @@ def _as_kind(value: object, kind: object) -> object:
 
 
 def _described(value: object) -> str:
-    """Describe a metadata value, in at most a line."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.size} {value.dtype}"
     if isinstance(value, list):

@@ -75,7 +75,6 @@ class Entry:
 class Header:
     """The part of a file before the tensor data."""
 
-    version: int
     metadata: dict[str, object]
     entries: tuple[Entry, ...]
 
@@ -123,12 +122,10 @@ class _Reader:
         return f"{found}; is it truncated?"
 
     def u32(self, what: str) -> int:
-        value: int = _U32.unpack_from(self.data, self.take(4, what))[0]
-        return value
+        return int(_U32.unpack_from(self.data, self.take(4, what))[0])
 
     def u64(self, what: str) -> int:
-        value: int = _U64.unpack_from(self.data, self.take(8, what))[0]
-        return value
+        return int(_U64.unpack_from(self.data, self.take(8, what))[0])
 
     def raw_string(self, what: str) -> bytes:
         n_bytes = self.u64(f"the length of {what}")
@@ -150,7 +147,7 @@ class _Reader:
             advice = "download it again, or convert it with llama.cpp's convert_hf_to_gguf.py, see Models in docs/guide.md"
             self.fail(f"not a GGUF file: it starts with {magic!r}, expected b'GGUF'; {advice}")
         self.at = 4
-        version = self.version()
+        self.check_version()
         n_tensors = self.u64("the number of tensors")
         n_kv = self.u64("the number of metadata entries")
         if (least := n_kv * MIN_KV_BYTES + n_tensors * MIN_TENSOR_BYTES) > self.end - self.at:
@@ -164,9 +161,9 @@ class _Reader:
         data_start = -(-self.at // alignment) * alignment
         entries = tuple(self.entry(*row, data_start, alignment) for row in rows)
         self.check_overlap(entries)
-        return Header(version, metadata, entries)
+        return Header(metadata, entries)
 
-    def version(self) -> int:
+    def check_version(self) -> None:
         version = self.u32("the version")
         if version not in (2, 3):
             if version and version & 0xFFFF == 0:
@@ -174,7 +171,6 @@ class _Reader:
             if version == 1:
                 self.fail("GGUF version 1 is no longer used, expected 2 or 3; convert the model again")
             self.fail(f"GGUF version {version} is unknown, expected 2 or 3")
-        return version
 
     def metadata(self, n_kv: int) -> dict[str, object]:
         metadata: dict[str, object] = {}

@@ -28,10 +28,6 @@ _OF_HEAD = {
 _LONG = 131072  # positions for which the larger Gemmas 3 stretch their rope
 
 
-def _nothing(_keys: Mapping[str, Any], _tensors: Tensors) -> Mapping[str, object]:
-    return {}
-
-
 def _of_gemma3(keys: Mapping[str, Any], _tensors: Tensors) -> Mapping[str, object]:
     if (eps := "attention.layer_norm_rms_epsilon") in keys:
         return {}
@@ -72,23 +68,15 @@ def _with_head(own: dict[str, Any], tensors: dict[str, Any]) -> tuple[dict[str, 
 
 @frozen
 class _Dialect:
-    """What differs in the files of an architecture.
+    """What differs in the files of an architecture."""
 
-    Attributes:
-        architecture: Its name in llama.cpp; None: the same.
-        keys: llama.cpp's names by Ollama's, without the architecture's.
-        tensors: The same, of tensors without their layer; names that end in a dot are beginnings.
-        left_out: The values that its files leave out, of the others and the tensors in llama.cpp's words.
-        pre: `tokenizer.ggml.pre`, and the value that stands for it beside none and "default".
-        kind: `tokenizer.ggml.model`, and the value that stands for it.
-    """
-
-    architecture: str | None = None
-    keys: Mapping[str, str] = {}
-    tensors: Mapping[str, str] = {}
-    left_out: Callable[[Mapping[str, Any], Tensors], Mapping[str, object]] = _nothing
-    pre: tuple[str, str] | None = None
-    kind: tuple[str, str] | None = None
+    architecture: str | None = None  # its name in llama.cpp; None: the same
+    keys: Mapping[str, str] = {}  # llama.cpp's names by Ollama's, without the architecture's
+    tensors: Mapping[str, str] = {}  # the same, of tensors without their layer; names that end in a dot are beginnings
+    # the values that its files leave out, of the others and the tensors in llama.cpp's words
+    left_out: Callable[[Mapping[str, Any], Tensors], Mapping[str, object]] = lambda _keys, _tensors: {}
+    pre: tuple[str, str] | None = None  # `tokenizer.ggml.pre`, and the value that stands for it beside none and "default"
+    kind: tuple[str, str] | None = None  # `tokenizer.ggml.model`, and the value that stands for it
 
 
 _SECTIONS = {"rope.mrope_section": "rope.dimension_sections"}
