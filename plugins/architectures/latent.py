@@ -10,19 +10,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from augury.blocks import (
-    Activation,
-    Gating,
-    LatentAttention,
-    Linear,
-    Matrices,
-    Norm,
-    NormKind,
-    PositionIndexer,
-    Preparation,
-    Rope,
-    Temperature,
-)
+from augury import blocks
 from augury.lowering import Builder, Choose, ChooseByHead, PositionChoice, Value
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts
@@ -36,14 +24,14 @@ _N_CTX_SHARED = 1 << 20  # a GLM for so many positions is 5.2, where layers shar
 def latent_attention(
     decoder: Decoder,
     layer: int,
-    rope: Rope | None,
+    rope: blocks.Rope | None,
     *,
     factor: float = 1.0,
     has_output_scale: bool = True,
     suffix: str = "",
     n_turned: int | None = None,
     **others: Any,
-) -> LatentAttention:
+) -> blocks.LatentAttention:
     """The latent attention of a layer.
 
     Args:
@@ -64,13 +52,13 @@ def latent_attention(
     if n_plain < 0:
         keys.fail(f"attention.key_length_mla{suffix}", key_dim, f"at least the {n_turned} values that rope turns")
     if is_split:
-        to_latent = Matrices(f"{at}.attn_k_b.weight", n_heads, n_plain, n_latent)
-        from_latent = Matrices(f"{at}.attn_v_b.weight", n_heads, n_latent, value_dim)
+        to_latent = blocks.Matrices(f"{at}.attn_k_b.weight", n_heads, n_plain, n_latent)
+        from_latent = blocks.Matrices(f"{at}.attn_v_b.weight", n_heads, n_latent, value_dim)
     else:
         common: dict[str, Any] = {"n_stored": n_plain + value_dim, "is_flat": True}
         name = f"{at}.attn_kv_b.weight"
-        to_latent = Matrices(name, n_heads, n_plain, n_latent, is_transposed=True, **common)
-        from_latent = Matrices(name, n_heads, n_latent, value_dim, first=n_plain, **common)
+        to_latent = blocks.Matrices(name, n_heads, n_plain, n_latent, is_transposed=True, **common)
+        from_latent = blocks.Matrices(name, n_heads, n_latent, value_dim, first=n_plain, **common)
     for part in (to_latent, from_latent):
         decoder.check(part)
     is_low = f"{at}.attn_q_a.weight" in tensors
@@ -78,7 +66,7 @@ def latent_attention(
     o = decoder.linear(
         f"{at}.attn_output", n_heads * value_dim, n_embd, has_bias=False, has_scale=has_output_scale, factor=factor
     )
-    attention = LatentAttention(
+    attention = blocks.LatentAttention(
         norm=decoder.norm(f"{at}.attn_norm"),
         q=decoder.matrix(f"{at}.attn_q_b" if is_low else f"{at}.attn_q", n_low, n_heads * key_dim),
         kv=decoder.matrix(f"{at}.attn_kv_a_mqa", n_embd, n_latent + n_turned),
@@ -95,7 +83,7 @@ def latent_attention(
 
 
 @frozen
-class Indexer(PositionIndexer):
+class Indexer(blocks.PositionIndexer):
     """Chooses the `n_chosen` tokens that a token attends to, among the visible ones; all of them while there are no more.
 
     A token keeps k = rope(k_norm(k(n))). Its q has H_i heads, turned too, and is made of the same values as attention's q. The
@@ -104,11 +92,11 @@ class Indexer(PositionIndexer):
     Source: DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1. Its Hadamard transforms leave products as they are.
     """
 
-    q: Linear  # → H_i * D_i
-    k: Linear  # E → D_i
-    k_norm: Norm
-    weights: Linear  # E → H_i
-    rope: Rope
+    q: blocks.Linear  # → H_i * D_i
+    k: blocks.Linear  # E → D_i
+    k_norm: blocks.Norm
+    weights: blocks.Linear  # E → H_i
+    rope: blocks.Rope
     n_chosen: int
 
     @property
@@ -120,13 +108,13 @@ class Indexer(PositionIndexer):
 
     def choose(self, build: Builder, made: Sequence[Value], cache: int) -> PositionChoice:
         q, k, weights = made
-        steps = (Preparation(rope=self.rope), Preparation(norm=self.k_norm, rope=self.rope))
+        steps = (blocks.Preparation(rope=self.rope), blocks.Preparation(norm=self.k_norm, rope=self.rope))
         q, _ = build.prepare_heads((q, k), (self.k.n_out,) * 2, steps, (None, cache))
         return build.add(Choose, q, weights, cache, self.n_chosen)
 
 
 @frozen
-class BlockIndexer(PositionIndexer):
+class BlockIndexer(blocks.PositionIndexer):
     """Chooses the `n_chosen` blocks of `size` positions that a token attends to, for each KV head by itself.
 
     A token keeps k = rope(k_norm(k(n))), and has a q = rope(q_norm(q(n))) of D_i values for each KV head. The score of a block
@@ -134,11 +122,11 @@ class BlockIndexer(PositionIndexer):
     before all others; of equal ones the earlier is.
     """
 
-    q: Linear  # E → G * D_i
-    k: Linear  # E → D_i
-    q_norm: Norm
-    k_norm: Norm
-    rope: Rope
+    q: blocks.Linear  # E → G * D_i
+    k: blocks.Linear  # E → D_i
+    q_norm: blocks.Norm
+    k_norm: blocks.Norm
+    rope: blocks.Rope
     size: int
     n_chosen: int
     n_local: int
@@ -151,20 +139,20 @@ class BlockIndexer(PositionIndexer):
         return (("cache_type_k", 1, self.k.n_out),)
 
     def choose(self, build: Builder, made: Sequence[Value], cache: int) -> PositionChoice:
-        steps = tuple(Preparation(norm=norm, rope=self.rope) for norm in (self.q_norm, self.k_norm))
+        steps = tuple(blocks.Preparation(norm=norm, rope=self.rope) for norm in (self.q_norm, self.k_norm))
         q, _ = build.prepare_heads(made, (self.k.n_out,) * 2, steps, (None, cache))
         n_heads = self.q.n_out // self.k.n_out
         return build.add(ChooseByHead, q, cache, self.n_chosen, self.n_local, PositionChoice(n_heads, size=self.size))
 
 
-def indexer(decoder: Decoder, layer: int, rope: Rope, eps: float = _EPS) -> Indexer:
+def indexer(decoder: Decoder, layer: int, rope: blocks.Rope, eps: float = _EPS) -> Indexer:
     """The indexer of a layer, whose queries have the same input as attention's."""
     keys, at = decoder.keys, f"blk.{layer}.indexer"
     n_heads, size = decoder.indexer_sizes()
     return Indexer(
         q=decoder.matrix(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * size),
         k=decoder.matrix(f"{at}.attn_k", decoder.n_embd, size),
-        k_norm=decoder.check(Norm(f"{at}.k_norm.weight", size, eps, f"{at}.k_norm.bias", NormKind.LAYER)),
+        k_norm=decoder.check(blocks.Norm(f"{at}.k_norm.weight", size, eps, f"{at}.k_norm.bias", blocks.NormKind.LAYER)),
         weights=decoder.matrix(f"{at}.proj", decoder.n_embd, n_heads, factor=1.0 / math.sqrt(size * n_heads)),
         rope=rope,
         n_chosen=keys.count("attention.indexer.top_k"),
@@ -183,7 +171,7 @@ class DeepSeek2(Transformer):
     mtp_hidden = "output"
 
     @classmethod
-    def rope(cls, decoder: Decoder) -> Rope:
+    def rope(cls, decoder: Decoder) -> blocks.Rope:
         rope, multiplier = decoder.rope(is_interleaved=True), cls.multiplier(decoder)
         if not multiplier or not _is_yarn(decoder):
             return rope
@@ -200,7 +188,7 @@ class DeepSeek2(Transformer):
         return decoder.keys.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
 
     @classmethod
-    def mixer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> LatentAttention:
+    def mixer(cls, decoder: Decoder, layer: int, rope: blocks.Rope | None) -> blocks.LatentAttention:
         assert rope is not None
         growth = rope.magnitude * (1.0 if _is_yarn(decoder) else _sharpness(decoder))
         growth *= 1.0 + cls.multiplier(decoder) * (_sharpness(decoder) - 1.0)
@@ -218,11 +206,11 @@ def _sharpness(decoder: Decoder) -> float:
     return 1.0 + 0.1 * math.log(max(decoder.keys.number("rope.scaling.factor", 0.0), 1.0)) if is_scaled else 1.0
 
 
-def _temperature(decoder: Decoder) -> Temperature | None:
+def _temperature(decoder: Decoder) -> blocks.Temperature | None:
     keys = decoder.keys
     if not (scale := keys.number("attention.temperature_scale", 0.0)):
         return None
-    return Temperature(scale, keys.count("attention.temperature_length", most=MAX_POSITIONS))
+    return blocks.Temperature(scale, keys.count("attention.temperature_length", most=MAX_POSITIONS))
 
 
 def chooses(decoder: Decoder, default: list[bool] | None, first: int = 0) -> list[bool]:
@@ -253,7 +241,7 @@ def _shared_choice(decoder: Decoder, layer: int) -> Mapping[str, Any]:
     return {"reuses_choice": int(not is_mtp)}
 
 
-def _windowed(decoder: Decoder, layer: int, rope: Rope) -> LatentAttention:
+def _windowed(decoder: Decoder, layer: int, rope: blocks.Rope) -> blocks.LatentAttention:
     norm = decoder.norm(f"blk.{layer}.attn_k_norm", decoder.n_rot)
     gate = decoder.matrix(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer])
     if (window := decoder.windows(None, is_required=True)[layer]) is not None:
@@ -283,7 +271,7 @@ GlmDsa = DeepSeek2.family(
     multiplier=lambda _: 0.0,
     attention_args=_shared_choice,
     ffn_args={"has_scales": True},
-    experts={"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": True},
+    experts={"has_weights_scale": True, "fallback": blocks.Gating.SIGMOID, "has_scales": True},
 )
 Dots3Note = Transformer.family(
     "dots3note",
@@ -307,7 +295,7 @@ Plm = Transformer.family(
     "Dense, without gates; the embedding's weights give the logits.",
     rope_args={"is_interleaved": True},
     mixer=latent_attention,
-    ffn_args={"activation": Activation.RELU_SQUARED, "gate": None, "has_biases": False},
+    ffn_args={"activation": blocks.Activation.RELU_SQUARED, "gate": None, "has_biases": False},
     output_args={"is_tied": True, "has_bias": False},
 )
 
@@ -337,6 +325,6 @@ MinimaxM3 = Transformer.family(
     "minimax-m3",
     "Layers with experts attend to chosen blocks of positions; the choice differs by KV head.",
     attention_args=_chosen_blocks,
-    ffn_args={"activation": Activation.SWIGLU_OAI, "has_biases": False},
-    experts={"activation": Activation.SWIGLU_OAI, "has_weights_scale": True},
+    ffn_args={"activation": blocks.Activation.SWIGLU_OAI, "has_biases": False},
+    experts={"activation": blocks.Activation.SWIGLU_OAI, "has_weights_scale": True},
 )

@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
-from augury.blocks import (
-    Activation,
-    Attention,
-    Block,
-    Convolution,
-    FeedForward,
-    Gating,
-    Layer,
-    LinearRecurrence,
-    Mamba,
-    Mamba2,
-    MixtureOfExperts,
-    ModelPlan,
-    Norm,
-    NormKind,
-    Output,
-    Rope,
-    RowSelection,
-    ShortConvolution,
-)
+from augury import blocks
 from augury.files.gguf import ModelFile
-from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.rope import local_size, own_local_base
@@ -37,10 +17,11 @@ from augury.plugins.architectures.tensors import Keys
 from augury.plugins.architectures.transformer import Transformer, own_norms
 
 _LEAST_RANK = 64  # of the low-rank steps in PLaMo 2
+_EPS_OF_MTP = "attention.layer_norm_epsilon"  # of the last norm in layers of Nemotron-H that predict further tokens
 
 
-def mamba2(decoder: Decoder, layer: int, *, factor: float = 1.0) -> Mamba2:
-    """The Mamba-2 block of a layer; its output is multiplied by `factor`.
+def mamba2(decoder: Decoder, layer: int, *, factor: float = 1.0) -> blocks.Mamba2:
+    """The blocks.Mamba-2 block of a layer; its output is multiplied by `factor`.
 
     Source: llama.cpp's `build_mamba2_layer` and the keys `ssm.*` as it reads them.
     """
@@ -54,22 +35,22 @@ def mamba2(decoder: Decoder, layer: int, *, factor: float = 1.0) -> Mamba2:
     if norm in decoder.file.tensors:
         shape = (n_groups, n_inner // n_groups)
         decoder.file.tensor(norm, shape)
-        out_norm = Norm(norm, shape[1], decoder.eps, weight_shape=shape)
-    return Mamba2(
+        out_norm = blocks.Norm(norm, shape[1], decoder.eps, weight_shape=shape)
+    return blocks.Mamba2(
         norm=decoder.norm(f"{at}.attn_norm"),
         inputs=decoder.linear(f"{at}.ssm_in", n_embd, n_inner + n_conv + n_heads),
         conv=convolution(decoder, layer, n_conv),
         dt=decoder.vector(f"{at}.ssm_dt.bias", n_heads),
         a=decoder.vector(f"{at}.ssm_a", n_heads, (n_heads, 1)),
         d=decoder.vector(f"{at}.ssm_d", n_heads, (n_heads, 1)),
-        recurrence=LinearRecurrence(n_heads, n_groups, n_state, n_inner // n_heads, has_delta=False),
+        recurrence=blocks.LinearRecurrence(n_heads, n_groups, n_state, n_inner // n_heads, has_delta=False),
         o=decoder.linear(f"{at}.ssm_out", n_inner, n_embd, factor=factor),
         out_norm=out_norm,
     )
 
 
-def mamba(decoder: Decoder, layer: int) -> Mamba:
-    """The Mamba block of a layer.
+def mamba(decoder: Decoder, layer: int) -> blocks.Mamba:
+    """The blocks.Mamba block of a layer.
 
     Source: llama.cpp's `build_mamba_layer` and the keys `ssm.*` as it reads them.
     """
@@ -77,20 +58,22 @@ def mamba(decoder: Decoder, layer: int) -> Mamba:
     n_inner, n_state, rank = keys.count("ssm.inner_size"), keys.count("ssm.state_size"), keys.count("ssm.time_step_rank")
     fused = rank + 2 * n_state
     rows = (
-        RowSelection(0, rank, fused, fused),
-        RowSelection(rank, n_state, fused, fused),
-        RowSelection(rank + n_state, n_state, fused, fused),
+        blocks.RowSelection(0, rank, fused, fused),
+        blocks.RowSelection(rank, n_state, fused, fused),
+        blocks.RowSelection(rank + n_state, n_state, fused, fused),
     )
     t, key, query = (decoder.linear(f"{at}.ssm_x", n_inner, each.size, rows=each, has_scale=False) for each in rows)
     names = [f"{at}.ssm_{name}_norm" for name in ("dt", "b", "c")]
-    norms: list[Norm | None] = [None] * 3
+    norms: list[blocks.Norm | None] = [None] * 3
     if keys.flag("ssm.dt_b_c_rms", default=False) or all(f"{name}.weight" in decoder.file.tensors for name in names):
         norms = [
-            decoder.norm(name, each.size) if f"{name}.weight" in decoder.file.tensors else Norm(None, each.size, decoder.eps)
+            decoder.norm(name, each.size)
+            if f"{name}.weight" in decoder.file.tensors
+            else blocks.Norm(None, each.size, decoder.eps)
             for name, each in zip(names, rows, strict=True)
         ]
     value, gate = decoder.fused(at, (), "ssm_in", (n_inner, n_inner))
-    return Mamba(
+    return blocks.Mamba(
         norm=decoder.norm(f"{at}.attn_norm"),
         value=value,
         gate=gate,
@@ -101,7 +84,7 @@ def mamba(decoder: Decoder, layer: int) -> Mamba:
         dt=decoder.linear(f"{at}.ssm_dt", rank, n_inner, has_scale=False),
         a=decoder.vector(f"{at}.ssm_a", n_inner * n_state, (n_inner, n_state)),
         d=decoder.vector(f"{at}.ssm_d", n_inner),
-        recurrence=LinearRecurrence(1, 1, n_state, n_inner, has_delta=False, is_by_channel=True),
+        recurrence=blocks.LinearRecurrence(1, 1, n_state, n_inner, has_delta=False, is_by_channel=True),
         o=decoder.linear(f"{at}.ssm_out", n_inner, n_embd),
         t_norm=norms[0],
         key_norm=norms[1],
@@ -109,33 +92,28 @@ def mamba(decoder: Decoder, layer: int) -> Mamba:
     )
 
 
-def convolution(decoder: Decoder, layer: int, n_channels: int, *, has_bias: bool = True) -> Convolution:
+def convolution(decoder: Decoder, layer: int, n_channels: int, *, has_bias: bool = True) -> blocks.Convolution:
     """The convolution of a layer, with a bias where the file has one and the family takes note of it."""
     name, bias = f"blk.{layer}.ssm_conv1d.weight", f"blk.{layer}.ssm_conv1d.bias"
     size = decoder.keys.count("ssm.conv_kernel", least=2)
-    return decoder.check(Convolution(name, n_channels, size, bias if has_bias and bias in decoder.file.tensors else None))
+    return decoder.check(
+        blocks.Convolution(name, n_channels, size, bias if has_bias and bias in decoder.file.tensors else None)
+    )
 
 
-class MambaModel(Architecture):
-    """Layers of Mamba alone."""
-
-    name = "mamba"
-    block: ClassVar[Callable[[Decoder, int], Block]] = mamba
-
-    @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        decoder = Decoder(file, least=0)
-        return {"main": decoder.plan(Layer(cls.block(decoder, layer)) for layer in range(decoder.n_layers))}
-
-
-class Mamba2Model(MambaModel):
-    """Layers of Mamba-2 alone."""
-
-    name = "mamba2"
-    block = mamba2
+MambaModel = Transformer.family(
+    "mamba",
+    "Layers of blocks.Mamba alone.",
+    decoder_args={"least": 0},
+    rope_args=None,
+    layer=lambda decoder, layer, _: blocks.Layer(mamba(decoder, layer)),
+)
+Mamba2Model = MambaModel.family(
+    "mamba2", "Layers of blocks.Mamba-2 alone.", layer=lambda decoder, layer, _: blocks.Layer(mamba2(decoder, layer))
+)
 
 
-def _parallel(decoder: Decoder, layer: int, rope: Rope | None) -> tuple[Attention, Mamba2]:
+def _parallel(decoder: Decoder, layer: int, rope: blocks.Rope | None) -> tuple[blocks.Attention, blocks.Mamba2]:
     scale = decoder.keys.number("attention.scale", 0.0) or None
     attention = decoder.attention(layer, rope, scale=scale, has_output_bias=False)
     return attention, attrs.evolve(mamba2(decoder, layer), is_parallel=True)
@@ -143,7 +121,7 @@ def _parallel(decoder: Decoder, layer: int, rope: Rope | None) -> tuple[Attentio
 
 FalconH1 = Transformer.family(
     "falcon-h1",
-    "Attention and Mamba-2 see the same input in every layer.",
+    "Attention and blocks.Mamba-2 see the same input in every layer.",
     mixer=_parallel,
     ffn_args={"norm": lambda decoder, layer: decoder.norm(f"blk.{layer}.ffn_norm", suffix="")},
 )
@@ -155,48 +133,48 @@ Jamba = Transformer.family(
     attention_args={"has_output_bias": False},
     without_heads=mamba,
     ffn_args={"has_biases": False},
-    experts={"gating": Gating.SOFTMAX, "is_normalised": False},
+    experts={"gating": blocks.Gating.SOFTMAX, "is_normalised": False},
 )
 
 
-class NemotronH(Architecture):
-    """Layers of one block each: a feed-forward without a gate, attention without positions, or Mamba-2."""
+class NemotronH(Transformer):
+    """Layers of one block each: a feed-forward without a gate, attention without positions, or blocks.Mamba-2."""
 
     name = "nemotron_h"
-    has_mtp: ClassVar[bool] = False  # whether layers that predict further tokens are used
+    rope_args = None
 
     @classmethod
-    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        eps = Keys(file).number("attention.layer_norm_epsilon", 0.0)
-        decoder = Decoder(file, least=0, may_have_experts=True, least_eps=eps)
-        scale = decoder.keys.number("attention.scale", 0.0) or None
-        layers = []
-        for layer in range(decoder.n_layers):
-            if decoder.n_ff[layer]:
-                layers.append(Layer(None, cls.feed_forward(decoder, layer)))
-            elif decoder.n_kv_heads[layer]:
-                layers.append(Layer(decoder.attention(layer, None, scale=scale)))
-            else:
-                layers.append(Layer(mamba2(decoder, layer)))
-
-        def mtp(layer: int) -> Layer:
-            attention = decoder.attention(layer, None, scale=scale)
-            return Layer(attention, cls.feed_forward(decoder, layer, norm="post_attention_norm"))
-
-        def mtp_output(at: str, output: Output) -> Output:  # noqa: ARG001 - as `Decoder.plan` calls it
-            norm = output.norm
-            return output if norm is None else attrs.evolve(output, norm=attrs.evolve(norm, kind=NormKind.LAYER, eps=eps))
-
+    def decoder(cls, file: ModelFile) -> Decoder:
+        decoder = Decoder(file, least=0, may_have_experts=True, least_eps=Keys(file).number(_EPS_OF_MTP, 0.0))
         names = {f"blk.{decoder.n_layers}.{each}.weight" for each in ("attn_q", "attn_qkv")}
-        has_mtp = cls.has_mtp and not names.isdisjoint(file.tensors)  # files without are of llama.cpp's tests
-        return {"main": decoder.plan(layers, mtp=mtp if has_mtp else None, mtp_output=mtp_output)}
+        decoder.has_mtp &= not names.isdisjoint(file.tensors)  # files without are of llama.cpp's tests
+        return decoder
 
     @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int, norm: str = "attn_norm") -> FeedForward | MixtureOfExperts:
+    def layer(cls, decoder: Decoder, layer: int, rope: blocks.Rope | None) -> blocks.Layer:
+        is_mtp = layer >= decoder.n_layers
+        if decoder.n_ff[layer] and not is_mtp:
+            return blocks.Layer(None, cls.feed_forward(decoder, layer))
+        if not (decoder.n_kv_heads[layer] or is_mtp):
+            return blocks.Layer(mamba2(decoder, layer))
+        attention = decoder.attention(layer, rope, scale=decoder.keys.number("attention.scale", 0.0) or None)
+        return blocks.Layer(attention, cls.feed_forward(decoder, layer, norm="post_attention_norm") if is_mtp else None)
+
+    @classmethod
+    def mtp_output(cls, decoder: Decoder, at: str, output: blocks.Output) -> blocks.Output:  # noqa: ARG003 - as its parent's
+        if (norm := output.norm) is None:
+            return output
+        eps = decoder.keys.number(_EPS_OF_MTP, 0.0)
+        return attrs.evolve(output, norm=attrs.evolve(norm, kind=blocks.NormKind.LAYER, eps=eps))
+
+    @classmethod
+    def feed_forward(
+        cls, decoder: Decoder, layer: int, norm: str = "attn_norm"
+    ) -> blocks.FeedForward | blocks.MixtureOfExperts:
         """The feed-forward of a layer; where it has a router, a mixture of experts, which may work on fewer values."""
         at, keys = f"blk.{layer}", decoder.keys
         if not has_experts(decoder, layer):
-            return decoder.feed_forward(layer, Activation.RELU_SQUARED, gate=None, norm=norm, has_scales=True)
+            return decoder.feed_forward(layer, blocks.Activation.RELU_SQUARED, gate=None, norm=norm, has_scales=True)
         n_latent = keys.count("moe_latent_size", 0, least=0) or decoder.n_embd
         sizes = {"down": (decoder.n_embd, n_latent), "up": (n_latent, decoder.n_embd)}
         latent: dict[str, Any] = {}
@@ -207,8 +185,8 @@ class NemotronH(Architecture):
         return mixture(
             decoder,
             layer,
-            gating=Gating.SIGMOID,
-            activation=Activation.RELU_SQUARED,
+            gating=blocks.Gating.SIGMOID,
+            activation=blocks.Activation.RELU_SQUARED,
             has_gate=False,
             norm=norm,
             has_weights_scale=True,
@@ -218,11 +196,11 @@ class NemotronH(Architecture):
         )
 
 
-class NemotronHMoe(NemotronH):
-    """The same by another name; a layer that predicts further tokens has attention and experts, and a layer norm at its end."""
-
-    name = "nemotron_h_moe"
-    has_mtp = True
+NemotronHMoe = NemotronH.family(
+    "nemotron_h_moe",
+    "The same by another name; a layer that predicts further tokens has attention and experts, and a layer norm at its end.",
+    mtp_hidden="output",
+)
 
 
 def _window(decoder: Decoder) -> int | None:
@@ -230,13 +208,13 @@ def _window(decoder: Decoder) -> int | None:
     return decoder.keys.count("attention.sliding_window", 0, least=0) or None
 
 
-def _short_convolution(decoder: Decoder, layer: int) -> ShortConvolution:
+def _short_convolution(decoder: Decoder, layer: int) -> blocks.ShortConvolution:
     at, n_embd = f"blk.{layer}", decoder.n_embd
     n_taps = decoder.keys.count("shortconv.l_cache", least=2)
-    return ShortConvolution(
+    return blocks.ShortConvolution(
         norm=decoder.norm(f"{at}.attn_norm"),
         inputs=decoder.linear(f"{at}.shortconv.in_proj", n_embd, 3 * n_embd, has_scale=False),
-        conv=decoder.check(Convolution(f"{at}.shortconv.conv.weight", n_embd, n_taps)),
+        conv=decoder.check(blocks.Convolution(f"{at}.shortconv.conv.weight", n_embd, n_taps)),
         o=decoder.linear(f"{at}.shortconv.out_proj", n_embd, n_embd, has_scale=False),
     )
 
@@ -260,15 +238,15 @@ Lfm2Moe = Lfm2.family(
 )
 
 
-def _after_mixer(decoder: Decoder, layer: int) -> Norm:
+def _after_mixer(decoder: Decoder, layer: int) -> blocks.Norm:
     return decoder.norm(f"blk.{layer}.post_attention_norm", suffix="")
 
 
-def _after_feed_forward(decoder: Decoder, layer: int) -> Norm:
+def _after_feed_forward(decoder: Decoder, layer: int) -> blocks.Norm:
     return decoder.norm(f"blk.{layer}.post_ffw_norm", suffix="")
 
 
-def _mamba_by_head(decoder: Decoder, layer: int) -> Mamba:
+def _mamba_by_head(decoder: Decoder, layer: int) -> blocks.Mamba:
     keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
     n_inner, n_state, n_heads = keys.count("ssm.inner_size"), keys.count("ssm.state_size"), keys.count("ssm.time_step_rank")
     if n_inner % n_heads:
@@ -276,14 +254,16 @@ def _mamba_by_head(decoder: Decoder, layer: int) -> Mamba:
     rank, size = max(_LEAST_RANK, n_embd // 16), n_inner // n_heads
     fused = rank + 2 * n_state
     gate, value = (
-        decoder.linear(f"{at}.ssm_in", n_embd, n_inner, rows=RowSelection(first, size, 2 * size, 2 * n_inner), has_scale=False)
+        decoder.linear(
+            f"{at}.ssm_in", n_embd, n_inner, rows=blocks.RowSelection(first, size, 2 * size, 2 * n_inner), has_scale=False
+        )
         for first in (0, size)
     )
     key, query, t = (
-        decoder.linear(f"{at}.ssm_x", n_inner, n, rows=RowSelection(first, n, fused, fused), has_scale=False)
+        decoder.linear(f"{at}.ssm_x", n_inner, n, rows=blocks.RowSelection(first, n, fused, fused), has_scale=False)
         for first, n in ((0, n_state), (n_state, n_state), (2 * n_state, rank))
     )
-    return Mamba(
+    return blocks.Mamba(
         norm=decoder.norm(f"{at}.attn_norm"),
         value=value,
         gate=gate,
@@ -294,7 +274,7 @@ def _mamba_by_head(decoder: Decoder, layer: int) -> Mamba:
         dt=decoder.linear(f"{at}.ssm_dt", rank, n_heads, has_scale=False),
         a=decoder.vector(f"{at}.ssm_a", n_heads),
         d=decoder.vector(f"{at}.ssm_d", n_heads),
-        recurrence=LinearRecurrence(n_heads, 1, n_state, size, has_delta=False),
+        recurrence=blocks.LinearRecurrence(n_heads, 1, n_state, size, has_delta=False),
         o=decoder.linear(f"{at}.ssm_out", n_inner, n_embd, has_scale=False),
         t_norm=decoder.norm(f"{at}.ssm_dt_norm", rank, suffix=""),
         key_norm=decoder.norm(f"{at}.ssm_b_norm", n_state, suffix=""),
