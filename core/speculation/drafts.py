@@ -322,19 +322,21 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
     A child never ranks before its parent. Drawn tokens come first, in the order of their proposal, and are taken in any case as
     far as there is room: this must not depend on the tokens themselves. No tree branches where the pass `replays_accepted`.
     """
-    sizes, ranks, rows = [len(slot.tree) for slot in slots], list[int](), list[tuple[int, ...]]()
+    sizes, rows, end = [len(slot.tree) for slot in slots], list[tuple[int, ...]](), 0
     if not any(sizes):  # nothing is proposed
         return Best([[] for _ in slots], [1.0] * len(slots))
-    reach = np.concatenate([slot.reach() for slot in slots])
+    reach, ranks = np.concatenate([slot.reach() for slot in slots]), np.full(sum(sizes), -1)
     for slot, size in zip(slots, sizes, strict=True):
         paid = slot.tree.bits([each for each in slot.by_drafter if not each.profile.is_lookup])
-        rows.append((len(ranks), len(ranks) + size, slot.limit, slot.n_min, paid))
-        ranks += [slot.drawn.index(node) if node in slot.drawn else -1 for node in range(size)] if slot.drawn else [-1] * size
+        for rank, node in enumerate(slot.drawn):
+            ranks[end + node] = rank
+        start, end = end, end + size
+        rows.append((start, end, slot.limit, slot.n_min, paid))
     is_chosen, expected = np.zeros(len(reach), np.bool_), np.ones(len(slots))
     kernels.choose(
         np.concatenate([slot.tree.nodes[:, :size] for slot, size in zip(slots, sizes, strict=True)], axis=1),
         reach,
-        np.array(ranks, np.int64),
+        ranks,
         np.array(rows, np.int64),
         np.array([(slot.drafters.budget.seconds, slot.drafters.budget.first) for slot in slots], float),
         np.array(curve.known),

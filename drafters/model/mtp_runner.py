@@ -23,8 +23,7 @@ import numpy as np
 from attrs import define, evolve, field
 
 from augury.batch import PartInput
-from augury.drafters.model.cached_text import FedRows, n_common
-from augury.drafters.model.draft_runner import DraftVocabulary
+from augury.drafters.model.draft_runner import DraftVocabulary, FedRows, n_common
 from augury.drafters.model.written_draft import N_JUDGED, WrittenDraft, add_best, n_chained
 
 if TYPE_CHECKING:

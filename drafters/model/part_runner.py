@@ -22,8 +22,7 @@ import numpy as np
 from attrs import Factory, define, evolve
 
 from augury.batch import SlotInput
-from augury.drafters.model.cached_text import CachedText, FedRows, n_common
-from augury.drafters.model.draft_runner import DraftRunner, Shares
+from augury.drafters.model.draft_runner import CachedText, DraftRunner, FedRows, Shares, n_common
 from augury.drafters.model.written_draft import N_JUDGED, DraftRequest, WrittenDraft
 from augury.passes import Context, Pass
 
