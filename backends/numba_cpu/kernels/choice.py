@@ -24,8 +24,8 @@ f32 = np.float32
 
 
 @struct
-class ChoiceTable:
-    """The functions that score blocks, and choose."""
+class Choose(team.Record):
+    """Operands of kernels that score, and of `choose`."""
 
     queries: Any = nested(team.StridedRows)  # (n, n_heads * width) float32
     weights: Any = nested(team.StridedRows)  # (n, n_heads) float32; address 0: `factor` stands for them
@@ -41,13 +41,6 @@ class ChoiceTable:
     window: int  # 0: lists have the positions of chosen blocks; else so many of the last ones, and the blocks' pooled rows
     first_row: int  # the pooled row of cell 0, as lists have it
     lists: Any = nested(Lists)
-
-
-@struct
-class Choose(team.Record):
-    """Operands of kernels that score, and of `choose`."""
-
-    choice: Any = nested(ChoiceTable)
 
 
 # Offsets into scratch: addresses of a tile's queries, its scores, the sums of all tiles; elsewhere, counts.
@@ -120,18 +113,18 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
             _put(out + 4 * t * lds, sums, is_tree, mark, token, position, parents, start, base, cell1)
 
     def score(record, state, thread, n_threads):
-        table, scratch = record.choice, scratch_of(state, thread)
+        scratch = scratch_of(state, thread)
         item, first = atomic_add(state + team.CLAIMED, 1), 0
         for segment in range(state.n_segments):
             place = state.segments[segment]
             positions = state.positions + 8 * place.first
-            keys = cached_row(table.keys, place.slot, 0)
+            keys = cached_row(record.keys, place.slot, 0)
             for token in range(place.n):
                 position, n_items = get_i64(positions + 8 * token), 0
-                if position >= table.n_chosen * table.size:
+                if position >= record.n_chosen * record.size:
                     n_items = position // CHUNK + 1
                 while item < first + n_items:
-                    score_chunk(table, scratch, keys, place, token, position, get_i64(positions), item - first)
+                    score_chunk(record, scratch, keys, place, token, position, get_i64(positions), item - first)
                     item = atomic_add(state + team.CLAIMED, 1)
                 first += n_items
 
@@ -141,28 +134,28 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
 @kernel(record=Choose)
 def score_blocks(record, state, thread, n_threads):
     """Score the whole blocks that each token sees by the float32 keys of their last positions, where not all are chosen."""
-    table, item = record.choice, 0
-    n_heads, width, size, shares = table.n_heads, table.width, table.size, table.weights.address
+    item = 0
+    n_heads, width, size, shares = record.n_heads, record.width, record.size, record.weights.address
     for segment in range(state.n_segments):
         place = state.segments[segment]
         positions = state.positions + 8 * place.first
         for node in range(place.n):
             t, n_blocks = place.first + node, (get_i64(positions + 8 * node) + 1) // size
-            if n_blocks <= table.n_chosen:
+            if n_blocks <= record.n_chosen:
                 continue
-            q, to = table.queries.address + 4 * t * table.queries.width, table.scores + 4 * t * table.ld_scores
+            q, to = record.queries.address + 4 * t * record.queries.width, record.scores + 4 * t * record.ld_scores
             for block in range(n_blocks):
                 item += 1
                 if item % n_threads != thread:
                     continue
                 cell, score = cell_of(place, positions, node, (block + 1) * size - 1), f32(0)
-                key = cached_row(table.keys, place.slot, cell)
+                key = cached_row(record.keys, place.slot, cell)
                 for head in range(n_heads):
-                    sums, factor = zero_f32(), f32(table.factor)
+                    sums, factor = zero_f32(), f32(record.factor)
                     for i in range(0, width, 16):
                         sums = fma(simd.load_f32(key + 4 * i), simd.load_f32(q + 4 * (head * width + i)), sums)
                     if shares != 0:
-                        factor = simd.get_f32(shares + 4 * (t * table.weights.width + head))
+                        factor = simd.get_f32(shares + 4 * (t * record.weights.width + head))
                     score += factor * max(sum_lanes(sums), f32(0))
                 simd.put_f32(to + 4 * block, score)
 
@@ -250,8 +243,8 @@ def _list(table, scratch, scores, place, positions, node, cells):
 @kernel(record=Choose)
 def choose(record, state, thread, n_threads):
     """List the cells that each token attends to."""
-    table, scratch, n_all = record.choice, scratch_of(state, thread), state.n_tokens
-    n_lists = table.lists.n_lists
+    scratch, n_all = scratch_of(state, thread), state.n_tokens
+    n_lists = record.lists.n_lists
     for segment in range(state.n_segments):
         place = state.segments[segment]
         positions = state.positions + 8 * place.first
@@ -260,11 +253,12 @@ def choose(record, state, thread, n_threads):
             if t * n_threads // n_all != thread:
                 continue
             for row in range(t * n_lists, (t + 1) * n_lists):
-                cells, scores = table.lists.chosen + 8 * row * table.lists.ld_chosen, table.scores + 4 * row * table.ld_scores
-                n = _list(table, scratch, scores, place, positions, node, cells)
-            run = table.lists.runs[t]
+                cells = record.lists.chosen + 8 * row * record.lists.ld_chosen
+                scores = record.scores + 4 * row * record.ld_scores
+                n = _list(record, scratch, scores, place, positions, node, cells)
+            run = record.lists.runs[t]
             run.first = t
             run.n = 1
             run.slot = place.slot
             run.parents = 0
-            put_i64(table.lists.ends + 8 * t, n - 1)
+            put_i64(record.lists.ends + 8 * t, n - 1)

@@ -127,47 +127,42 @@ def _multiply_group(matrix, group, first, end, state, thread):
 
 @struct
 class MultiplyExperts(Record):
-    routes: int = pointer_to(Routes)
-    matrix: int = pointer_to(ExpertMatrix)
-
-
-@kernel(record=MultiplyExperts)
-def multiply_experts(record, state, thread, n_threads):
-    """The products of each group's rows with its expert's matrix."""
-    routes, matrix = record.routes, record.matrix
-    groups = routes.groups + thread * routes.stride
-    n_panels = matrix.n_panels
-    while True:
-        item, last = claim(state, get_i64(groups) * n_panels, n_threads)
-        if item == last:
-            return
-        while item < last:
-            first = item % n_panels
-            end = min(n_panels, first + last - item)
-            _multiply_group(matrix, groups_at(groups + 8)[item // n_panels], first, end, state, thread)
-            item += end - first
-
-
-@struct
-class ActivateExperts(Record):
-    """Operands of `hidden_kernel`'s kernels."""
+    """Operands of `experts_kernel`'s kernels."""
 
     routes: int = pointer_to(Routes)
-    matrices: int = pointer_to(ExpertMatrix)  # gate and up, or up
-    out: int  # (n * k, n_rows) float32, address
+    matrices: int = pointer_to(ExpertMatrix)  # gate and up, or one
+    out: int  # (n * k, n_rows) float32, of activated products, address
     activation: Any = nested(Activating)
 
 
-@cache
-def hidden_kernel(**of: Any) -> Any:
-    """The kernel of the rows between the matrices of experts: activation(gate) * up, or activation(up); see `activated`."""
-    activate_lanes, is_gated = activated(**of), of["is_gated"]
+@helper
+def _leave(record, group, first, end):
+    """Leave products as they are."""
 
-    def activate_experts(record: Any, state: int, thread: int, n_threads: int) -> None:
-        routes, gate, up, out = record.routes, record.matrices[0], record.matrices[1], record.out
-        limit, constants, other = splat_f32(f32(record.activation.limit)), record.activation.constants, 0
-        groups = routes.groups + thread * routes.stride
-        n_panels, n_rows, ldy = gate.n_panels, gate.n_rows, gate.ldy
+
+@cache
+def experts_kernel(**of: Any) -> Any:
+    """The kernel of the products of each group's rows with its expert's matrix, or of their activation, see `activated`."""
+    activate_lanes, is_gated = activated(**of) if of else None, of.get("is_gated", False)
+
+    @helper
+    def activate(record: Any, group: Any, first: int, end: int) -> None:
+        """activation(gate) * up, or activation(up), of some panels of the rows of a group."""
+        gate, up, n_rows, other = record.matrices[0], record.matrices[1], record.matrices[0].n_rows, 0
+        limit, constants = splat_f32(f32(record.activation.limit)), record.activation.constants
+        for row in range(group.first, group.first + group.n):
+            for index in range(PANEL_ROWS * first, min(PANEL_ROWS * end, n_rows), 16):
+                at, left = 4 * (row * gate.ldy + index), n_rows - index
+                if is_gated:
+                    other = up.y + at
+                value = activate_lanes(load_part(gate.y + at, left), other, 0, left, limit, constants)
+                store_part(record.out + 4 * (row * n_rows + index), value, left)
+
+    finish = activate if of else _leave
+
+    def multiply(record: Any, state: int, thread: int, n_threads: int) -> None:
+        routes, matrices = record.routes, record.matrices
+        groups, n_panels = routes.groups + thread * routes.stride, matrices.n_panels
         while True:
             item, last = claim(state, get_i64(groups) * n_panels, n_threads)
             if item == last:
@@ -176,19 +171,15 @@ def hidden_kernel(**of: Any) -> Any:
                 first = item % n_panels
                 end = min(n_panels, first + last - item)
                 group = groups_at(groups + 8)[item // n_panels]
-                _multiply_group(gate, group, first, end, state, thread)
+                _multiply_group(matrices[0], group, first, end, state, thread)
                 if is_gated:
-                    _multiply_group(up, group, first, end, state, thread)
-                for row in range(group.first, group.first + group.n):
-                    for index in range(PANEL_ROWS * first, min(PANEL_ROWS * end, n_rows), 16):
-                        at, left = 4 * (row * ldy + index), n_rows - index
-                        if is_gated:
-                            other = up.y + at
-                        value = activate_lanes(load_part(gate.y + at, left), other, 0, left, limit, constants)
-                        store_part(out + 4 * (row * n_rows + index), value, left)
+                    _multiply_group(matrices[1], group, first, end, state, thread)
+                finish(record, group, first, end)
                 item += end - first
 
-    return named(activate_experts, ActivateExperts, "_experts", **of)
+    if not of:
+        return kernel(multiply, "multiply_experts", record=MultiplyExperts)
+    return named(multiply, MultiplyExperts, "_experts", **of)
 
 
 @struct

@@ -150,7 +150,7 @@ def prepare_heads(record, state, thread, n_threads):
 
 
 @struct
-class LatentLayer:
+class PrepareLatents(Record):
     """The cache of latents, and how queries ask for it."""
 
     queries: Any = nested(StridedRows)  # (n, n_heads * head_dim) float32, as they were computed
@@ -169,13 +169,6 @@ class LatentLayer:
     n_heads: int
     kept: int  # address
     n_rows: int  # of a slot
-
-
-@struct
-class PrepareLatents(Record):
-    """Operands of the kernel that `prepare_kernel` makes."""
-
-    layer: Any = nested(LatentLayer)
 
 
 @struct
@@ -198,15 +191,6 @@ class QuantizeHeads(Record):
 @struct
 class MultiplyHeads(Record):
     heads: Any = nested(HeadMatrices)
-
-
-@struct
-class GatherParts(Record):
-    x: Any = nested(StridedRows)  # float32
-    n_parts: int
-    part: int  # floats from one to the next
-    size: int  # of a part
-    y: int  # (n, n_parts * size) float32, address
 
 
 @kernel(record=QuantizeHeads)
@@ -239,16 +223,6 @@ def multiply_heads(record, state, thread, n_threads):
             item += end - first
 
 
-@kernel(record=GatherParts)
-def gather_parts(record, state, thread, n_threads):
-    """Put the parts of every row side by side."""
-    n_parts, size = record.n_parts, record.size
-    n_items = state.n_tokens * n_parts
-    for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
-        t, part = item // n_parts, item % n_parts
-        copy_row(row_of(record.x, t) + 4 * part * record.part, record.y + 4 * item * size, size)
-
-
 @cache
 def prepare_kernel(kind: str) -> Any:
     """Make the kernel that norms and turns latents, stores them, and turns their part of queries."""
@@ -261,30 +235,29 @@ def prepare_kernel(kind: str) -> Any:
         copy_row(x, to, size)
 
     def prepare(record, state, thread, n_threads):
-        layer = record.layer
-        n, n_heads, d, prepare_head = state.n_tokens, layer.n_heads, layer.size, layer.prepare_head
-        latent, padded, turned = layer.n_latent, layer.padded, layer.n_turned
+        n, n_heads, d, prepare_head = state.n_tokens, record.n_heads, record.size, record.prepare_head
+        latent, padded, turned = record.n_latent, record.padded, record.n_turned
         row = scratch_of(state, thread)
         n_items = n * (n_heads + 1)
         for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
             t, head = item // (n_heads + 1), item % (n_heads + 1)
             position = get_i64(state.positions + 8 * t)
             if head < n_heads:
-                x = layer.queries.address + 4 * (t * layer.queries.width + head * layer.head_dim)
-                to = layer.out.address + 4 * (t * layer.out.width + head * d + padded)
-                lay_out(x + 4 * layer.n_plain, to, turned, d - padded)
+                x = record.queries.address + 4 * (t * record.queries.width + head * record.head_dim)
+                to = record.out.address + 4 * (t * record.out.width + head * d + padded)
+                lay_out(x + 4 * record.n_plain, to, turned, d - padded)
             else:
-                x, to = layer.latents.address + 4 * t * layer.latents.width, row + 4 * padded
+                x, to = record.latents.address + 4 * t * record.latents.width, row + 4 * padded
                 lay_out(x, row, latent, padded)
-                invoke(prepare_head, (row, layer.norm, 0, position, latent))
+                invoke(prepare_head, (row, record.norm, 0, position, latent))
                 lay_out(x + 4 * latent, to, turned, d - padded)
-            steps = layer.turn
+            steps = record.turn
             if head == n_heads:
-                steps = layer.turn_kept
+                steps = record.turn_kept
             if steps != 0:
                 invoke(prepare_head, (to, steps, 0, position, turned))
             if head == n_heads:
-                cell = get_i64(state.slots + 8 * t) * layer.n_rows + get_i64(state.cells + 8 * t)
-                put(row, layer.kept + n_bytes * (d // LANES) * cell, d, row + 4 * d)
+                cell = get_i64(state.slots + 8 * t) * record.n_rows + get_i64(state.cells + 8 * t)
+                put(row, record.kept + n_bytes * (d // LANES) * cell, d, row + 4 * d)
 
     return kernel(prepare, f"prepare_latent_{kind}", record=PrepareLatents)

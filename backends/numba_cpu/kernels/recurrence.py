@@ -45,8 +45,8 @@ class Heads:
 
 
 @struct
-class RecurrenceLayer:
-    """A layer's recurrence. Fields `…_at` are bytes from the beginning of a row of x on."""
+class Recur(Record):
+    """Operands of `recurrence_kernel`'s kernels and of `keep`. Fields `…_at` are bytes from the beginning of a row of x on."""
 
     x: Any = nested(StridedRows)  # float32
     y: Any = nested(StridedRows)  # (n, n_heads * value_dim) float32
@@ -64,13 +64,6 @@ class RecurrenceLayer:
     n_aside: int
     table: int  # the factors of betas in the exponents, in the order of a matrix, address; if decays are by channel
     decayed_at: int  # keys times decays, which the delta rule multiplies the matrix with; where decays are by key
-
-
-@struct
-class Recur(Record):
-    """Operands of `recurrence_kernel`'s kernels and of `keep`."""
-
-    layer: Any = nested(RecurrenceLayer)
 
 
 def block_bytes(key_dim: int) -> int:
@@ -230,13 +223,12 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
             store_two(read + _ROW, c, d)
 
     def recur(record, state, thread, n_threads):
-        layer = record.layer
-        n_heads, n_key_heads, width = layer.heads.n_heads, layer.heads.n_key_heads, layer.heads.value_dim
-        n_rows, n_blocks = layer.heads.key_dim, (width + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+        n_heads, n_key_heads, width = record.heads.n_heads, record.heads.n_key_heads, record.heads.value_dim
+        n_rows, n_blocks = record.heads.key_dim, (width + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
         n_bytes, n_items = _ROW * (n_rows + 1), n_heads * n_blocks
-        x, ldx, y, ldy = layer.x.address, 4 * layer.x.width, layer.y.address, 4 * layer.y.width
-        stride, step_at, beta_at = layer.aside_stride, layer.step_at, layer.beta_at
-        read, n_aside = scratch_of(state, thread), layer.n_aside
+        x, ldx, y, ldy = record.x.address, 4 * record.x.width, record.y.address, 4 * record.y.width
+        stride, step_at, beta_at = record.aside_stride, record.step_at, record.beta_at
+        read, n_aside = scratch_of(state, thread), record.n_aside
         seen, scratch = read + _ROW, read + 2 * _ROW
         for run in range(state.n_segments):
             segment = state.segments[run]
@@ -244,21 +236,21 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
             first, n, slot, parents = segment.first, segment.n, segment.slot, segment.parents
             taken, n_certain, save = sequence.taken, sequence.n_certain, sequence.save
             n_accepted, n_before = sequence.n_accepted, sequence.n_before
-            aside = layer.state.aside + slot * n_aside * stride
+            aside = record.state.aside + slot * n_aside * stride
             for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
                 head = item // n_blocks
                 block = item - head * n_blocks
                 channel = BLOCK_COLUMNS * block
                 left = width - channel
                 key_head = head // (n_heads // n_key_heads)
-                if layer.heads.is_tiled != 0:
+                if record.heads.is_tiled != 0:
                     key_head = head % n_key_heads
                 key_at, head_at = 4 * key_head * n_rows, 4 * head * n_rows
                 column = 4 * (head * width + channel)
-                table = layer.table + _ROW * item * n_rows
-                own = layer.state.values + (slot * n_items + item) * n_bytes
-                saved = layer.state.saved + (slot * n_items + item) * n_bytes
-                kept = layer.state.added + (slot * n_items + item) * n_aside * _ROW
+                table = record.table + _ROW * item * n_rows
+                own = record.state.values + (slot * n_items + item) * n_bytes
+                saved = record.state.saved + (slot * n_items + item) * n_bytes
+                kept = record.state.added + (slot * n_items + item) * n_aside * _ROW
                 if sequence.is_start != 0:
                     copy_block(0, own, n_bytes)
                     if is_scaled:
@@ -266,7 +258,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                 elif sequence.is_restored != 0:
                     copy_block(saved, own, n_bytes)
                 if n_accepted:
-                    take_in(layer, own, own, taken, n_accepted, aside, kept, head, channel, left, key_at, table)
+                    take_in(record, own, own, taken, n_accepted, aside, kept, head, channel, left, key_at, table)
                     for i in range(n_accepted):  # the inputs of the next block, and of the next head's keys as much as channels
                         place = simd.get_i64(taken + 8 * i)
                         simd.prefetch_l2(kept + _ROW * (n_aside + place))
@@ -282,7 +274,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                         to = scratch
                         if t == n_certain and n_before:
                             before = taken + 8 * n_accepted
-                            take_in(layer, own, scratch, before, n_before, aside, kept, head, channel, left, key_at, table)
+                            take_in(record, own, scratch, before, n_before, aside, kept, head, channel, left, key_at, table)
                             source, has_product = scratch, False
                         if parents != 0:
                             to = scratch + n_bytes * (t - n_certain)
@@ -293,8 +285,8 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                     for j in range(2 * (t * n_rows // n), 2 * ((t + 1) * n_rows // n)):  # a part beside each token
                         simd.prefetch_l2(own + n_bytes + 64 * j)
                     row = x + (first + t) * ldx
-                    key = row + layer.k_at + key_at
-                    decayed = row + layer.decayed_at + head_at if is_by_key else key
+                    key = row + record.k_at + key_at
+                    decayed = row + record.decayed_at + head_at if is_by_key else key
                     following = decayed
                     if t + 1 < n:
                         following = decayed + ldx
@@ -303,7 +295,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                     scale = np.float32(1)
                     if is_scaled:
                         scale = simd.get_f32(source + _ROW * n_rows) * simd.get_f32(row + step_at + 4 * head)
-                    values = row + layer.v_at + column
+                    values = row + record.v_at + column
                     one, two = load_part(values, left), load_part(values + _HALF, left - 16)
                     if has_delta:
                         if not has_product:
@@ -320,7 +312,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                             rescale(source, to, n_rows, scale)
                             source, scale = to, np.float32(1)
                         simd.store_f32(to + _ROW * n_rows, simd.splat_f32(scale))
-                    queries = row + layer.q_at + key_at
+                    queries = row + record.q_at + key_at
                     sweep(source, to, n_rows, key, one, two, p, q, decays, queries, following, read)
                     to_y, factor = y + (first + t) * ldy + column, simd.splat_f32(scale)
                     store_part(to_y, simd.mul(simd.load_f32(read), factor), left)
@@ -339,9 +331,8 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
 @kernel(record=Recur)
 def keep(record, state, thread, n_threads):
     """Keep keys and steps of drafted tokens of all runs aside."""
-    layer = record.layer
-    n_keys, n_steps = layer.heads.n_key_heads * layer.heads.key_dim, layer.n_steps
-    stride, n_aside = layer.aside_stride, layer.n_aside
+    n_keys, n_steps = record.heads.n_key_heads * record.heads.key_dim, record.n_steps
+    stride, n_aside = record.aside_stride, record.n_aside
     for run in range(state.n_segments):
         segment = state.segments[run]
         n_certain = state.sequences[run].n_certain
@@ -349,7 +340,7 @@ def keep(record, state, thread, n_threads):
         n_drafted = n - n_certain
         for item in range(n_drafted * thread // n_threads, n_drafted * (thread + 1) // n_threads):
             t = first + n_certain + item
-            row = layer.x.address + 4 * t * layer.x.width
-            to = layer.state.aside + (slot * n_aside + place_aside(state, t, n_aside)) * stride
-            copy_floats(row + layer.k_at, to, n_keys)
-            copy_floats(row + layer.step_at, to + 4 * n_keys, n_steps)
+            row = record.x.address + 4 * t * record.x.width
+            to = record.state.aside + (slot * n_aside + place_aside(state, t, n_aside)) * stride
+            copy_floats(row + record.k_at, to, n_keys)
+            copy_floats(row + record.step_at, to + 4 * n_keys, n_steps)

@@ -167,7 +167,7 @@ _AHEAD = 1024  # bytes
 
 
 @struct
-class ConvolutionLayer:
+class Convolve(Record):
     """A layer's convolution. Its states have rows of `width` floats; addresses are 0 where there is no such thing."""
 
     x: Any = nested(StridedRows)  # (n, n_channels) float32
@@ -182,11 +182,6 @@ class ConvolutionLayer:
     has_silu: bool
     state: Any = nested(StateMemory)  # (slots, size - 1, width) float32; inputs aside (slots, n_aside, width)
     n_aside: int
-
-
-@struct
-class Convolve(Record):
-    layer: Any = nested(ConvolutionLayer)
 
 
 def scratch_bytes(size: int, n_aside: int) -> int:
@@ -241,23 +236,22 @@ def convolve(record, state, thread, n_threads):
 
     y = gate_out * activation(b + sum of the taps times the last inputs), the oldest first; an input is gate_in * x.
     """
-    layer = record.layer
-    n_channels, stride, size = layer.n_channels, 4 * layer.width, layer.size
+    n_channels, stride, size = record.n_channels, 4 * record.width, record.size
     n_blocks = (n_channels + 15) // 16
     first_block, end_block = n_blocks * thread // n_threads, n_blocks * (thread + 1) // n_threads
     if first_block == end_block:
         return
-    x, ldx, y, ldy = layer.x.address, 4 * layer.x.width, layer.y.address, 4 * layer.y.width
-    gate_in, gate_out, bias = layer.gate_in, layer.gate_out, layer.bias
-    n_aside, before, rows = layer.n_aside, size - 1, scratch_of(state, thread)
+    x, ldx, y, ldy = record.x.address, 4 * record.x.width, record.y.address, 4 * record.y.width
+    gate_in, gate_out, bias = record.gate_in, record.gate_out, record.bias
+    n_aside, before, rows = record.n_aside, size - 1, scratch_of(state, thread)
     for run in range(state.n_segments):
         segment = state.segments[run]
         sequence = state.sequences[run]
         first, n, slot, parents = segment.first, segment.n, segment.slot, segment.parents
         n_certain, save = sequence.n_certain, sequence.save
-        own, saved = layer.state.values + slot * before * stride, layer.state.saved + slot * before * stride
-        aside = layer.state.aside + slot * n_aside * stride
-        list_rows(layer, segment, sequence, rows)
+        own, saved = record.state.values + slot * before * stride, record.state.saved + slot * before * stride
+        aside = record.state.aside + slot * n_aside * stride
+        list_rows(record, segment, sequence, rows)
         start = before + sequence.n_accepted
         end = start + n_certain
         after = end + sequence.n_before
@@ -288,11 +282,11 @@ def convolve(record, state, thread, n_threads):
                         window = rows + 8 * (after + t - n_certain - before)
                 total = simd.zero_f32()
                 for j in range(size):
-                    tap = simd.load_f32(layer.taps + j * stride + at)
+                    tap = simd.load_f32(record.taps + j * stride + at)
                     total = simd.fma(load_part(simd.get_i64(window + 8 * j) + at, left), tap, total)
                 if bias != 0:
                     total = simd.add(total, load_part(bias + at, left))
-                if layer.has_silu != 0:
+                if record.has_silu != 0:
                     total = silu(total)
                 if gate_out != 0:
                     total = simd.mul(total, load_part(gate_out + (first + t) * ldx + at, left))

@@ -36,8 +36,9 @@ f32 = np.float32
 
 @struct
 class PlaceRows(Record):
-    x: Any = nested(StridedRows)  # (n, size) float32
+    x: Any = nested(StridedRows)  # (n * n_parts, size) float32
     to: Any = nested(StridedRows)
+    n_parts: int
     size: int
     norm: int  # address; 0: none
     group: int  # values that are normed together
@@ -46,7 +47,7 @@ class PlaceRows(Record):
 @kernel(record=PlaceRows)
 def place_rows(record, state, thread, n_threads):
     """Copy rows, or their norms by groups."""
-    size, norm, n = record.size, record.norm, state.n_tokens
+    size, norm, n = record.size, record.norm, state.n_tokens * record.n_parts
     for t in range(n * thread // n_threads, n * (thread + 1) // n_threads):
         x, y = own_row(record.x, thread, t), row_of(record.to, t)
         if norm != 0:

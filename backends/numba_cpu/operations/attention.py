@@ -247,26 +247,26 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
         size, n_heads, rows = 1, 0, CachedRows(address=0, row_bytes=0, n_rows=0)
         if keys is not None and operation.queries is not None:
             size, n_heads, rows = keys.size, operation.queries.width // keys.size, keys.rows
-        self._choice = choice.ChoiceTable(
-            queries=NOWHERE if operation.queries is None else placed.at(operation.queries),
-            weights=NOWHERE if weights is None else placed.at(weights),
-            factor=1.0 / math.sqrt(size),
-            n_heads=n_heads,
-            width=size,
-            keys=rows,
-            scores=placed.buffers.get(_SCORES, 0),
-            ld_scores=self._ld_scores,
-            size=operation.out.size,
-            n_chosen=operation.n_chosen,
-            n_local=self._n_local,
-            window=operation.out.window or 0,
-            first_row=self.scope.caches[0].length,
-            lists=list_places(operation.out, n_ctx, placed.buffers),
-        )
+        self._fields = {
+            "queries": NOWHERE if operation.queries is None else placed.at(operation.queries),
+            "weights": NOWHERE if weights is None else placed.at(weights),
+            "factor": 1.0 / math.sqrt(size),
+            "n_heads": n_heads,
+            "width": size,
+            "keys": rows,
+            "scores": placed.buffers.get(_SCORES, 0),
+            "ld_scores": self._ld_scores,
+            "size": operation.out.size,
+            "n_chosen": operation.n_chosen,
+            "n_local": self._n_local,
+            "window": operation.out.window or 0,
+            "first_row": self.scope.caches[0].length,
+            "lists": list_places(operation.out, n_ctx, placed.buffers),
+        }
 
     def emit(self, tape: Tape) -> None:
         operation, keys = self.operation, self._keys
         if keys is not None and operation.queries is not None:
             n = 1 if self._n_local else operation.out.size  # positions that share a key
-            tape.add(Work("indexer", keys.row_bytes // n, operation.queries.width // n), self._score, choice=self._choice)
-        tape.add(Work("choosing"), choice.choose, choice=self._choice)
+            tape.add(Work("indexer", keys.row_bytes // n, operation.queries.width // n), self._score, **self._fields)
+        tape.add(Work("choosing"), choice.choose, **self._fields)

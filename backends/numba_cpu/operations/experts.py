@@ -89,8 +89,8 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         for part in (block.gate, block.up, block.down):
             for n_rows in () if part is None else (part.n_out, part.first, part.n_rows):
                 require_multiple(n_rows, PANEL_ROWS, f"experts of {part.n_out} rows in tensor {part.weight!r}")
-        self._kernel = experts.hidden_kernel(**kind_of(block, is_gated=block.gate is not None))
-        products = (self._kernel, experts.multiply_experts, experts.combine)
+        self._kernel = experts.experts_kernel(**kind_of(block, is_gated=block.gate is not None))
+        products = (self._kernel, experts.experts_kernel(), experts.combine)
         self.kernels = (*products, experts.quantize_inputs, experts.quantize_hidden)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
@@ -143,7 +143,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         given = {"routes": routes, "matrix": down, "quantize": _quantize(tape, block.down), "x": hidden}
         tape.add(Work("quantising activations"), experts.quantize_hidden, **given, is_private=private)
         work = self._work(tape, "experts' down", [block.down])
-        tape.add(work, experts.multiply_experts, routes=routes, matrix=down)
+        tape.add(work, experts.experts_kernel(), routes=routes, matrices=down, out=0, activation=activating(None, ()))
         y, size = self.placed.rows(self.operation.out, tape).address, block.down.n_out
         shared, gate, gated = _NOTHING if self._sum is None else _added(self._sum, self.placed, tape)
         tape.add(

@@ -8,6 +8,7 @@ from augury.backends.numba_cpu.kernels import head
 from augury.backends.numba_cpu.kernels.attention_tile import PART
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
+from augury.backends.numba_cpu.kernels.rows import place_rows
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
@@ -50,24 +51,24 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
         norm, turn, turn_kept = (place_steps(each, placed.weights, placed.arena, self.scope.options.n_ctx) for each in steps)
         queries, latents, out = (placed.at(value) for value in (operation.queries, operation.latents, operation.out))
         self._head_dim = operation.queries.width // n_heads
-        self._layer = head.LatentLayer(
-            queries=queries,
-            head_dim=self._head_dim,
-            n_plain=operation.keys.n_in,
-            latents=latents,
-            n_latent=operation.norm.size,
-            padded=self._padded,
-            n_turned=self._n_turned,
-            norm=norm,
-            turn=turn,
-            turn_kept=turn_kept,
-            prepare_head=address(head.prepare_head),
-            out=out,
-            size=self._size,
-            n_heads=n_heads,
-            kept=cache.address,
-            n_rows=cache.n_rows,
-        )
+        self._fields = {
+            "queries": queries,
+            "head_dim": self._head_dim,
+            "n_plain": operation.keys.n_in,
+            "latents": latents,
+            "n_latent": operation.norm.size,
+            "padded": self._padded,
+            "n_turned": self._n_turned,
+            "norm": norm,
+            "turn": turn,
+            "turn_kept": turn_kept,
+            "prepare_head": address(head.prepare_head),
+            "out": out,
+            "size": self._size,
+            "n_heads": n_heads,
+            "kept": cache.address,
+            "n_rows": cache.n_rows,
+        }
         sharpening = Preparation(temperature=operation.temperature)
         factors = place_steps(sharpening, placed.weights, placed.arena, self.scope.options.n_ctx)
         part = head.HeadPart(x=queries, n_heads=n_heads, size=self._head_dim, steps=factors, **head.NOT_KEPT)
@@ -80,7 +81,7 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
             operands = {"prepare_head": address(head.prepare_head), "parts": self._part, "n_heads": operation.keys.n}
             tape.add(Work("preparing heads"), head.prepare_heads, **operands)
         keys = _quantise_heads(tape, operation.keys, queries, self._head_dim, (out.address, self._size))
-        tape.add(Work("storing latents"), self._kernel, layer=self._layer)
+        tape.add(Work("storing latents"), self._kernel, **self._fields)
         tape.waits = False  # the next record reads nothing of this one, or only rows that the same thread wrote
         _multiply_heads(tape, operation.keys, keys)
 
@@ -89,7 +90,7 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
 class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
     """Multiplies heads by matrices, and puts the products side by side where they end within a panel."""
 
-    kernels = (head.multiply_heads, head.quantize_heads, head.gather_parts)
+    kernels = (head.multiply_heads, head.quantize_heads, place_rows)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         return {_PRODUCTS: row_bytes(self.operation.matrices.n * self._padded)} if self._is_padded else {}
@@ -105,8 +106,8 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
         place = _quantise_heads(tape, part, x, x.width // part.n, (made, self._padded))
         _multiply_heads(tape, part, place)
         if self._is_padded:
-            rows = {"x": ThreadRows(made, part.n * self._padded), "n_parts": part.n, "part": self._padded, "size": part.n_out}
-            tape.add(Work("gathering rows"), head.gather_parts, **rows, y=to)
+            rows = {"x": ThreadRows(made, self._padded), "to": ThreadRows(to, part.n_out), "n_parts": part.n}
+            tape.add(Work("gathering rows"), place_rows, **rows, size=part.n_out, norm=0, group=0)
 
     @property
     def _padded(self) -> int:

@@ -33,33 +33,33 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
         operation = self.operation
         before, after = (0 if gate is None else placed.at(gate).address for gate in (operation.before, operation.after))
         parts = operation.out.split(*(conv.n_channels for conv in operation.convs))
-        self._layers = []
+        self._records = list[dict[str, Any]]()
         for value, conv, state, part in zip(operation.x, operation.convs, operation.states, parts, strict=True):
             taps = conv.taps(placed.weights.values(conv.weight, conv.shapes[conv.weight]))
             padded = np.zeros((len(taps), up(conv.n_channels, 16)), np.float32)
             padded[:, : conv.n_channels] = taps
-            layer = recurrent_ends.ConvolutionLayer(
-                x=placed.at(value),
-                gate_in=before,
-                gate_out=after,
-                y=placed.at(part),
-                n_channels=conv.n_channels,
-                width=padded.shape[1],
-                size=len(padded),
-                taps=placed.arena.keep(padded, "weights"),
-                bias=0 if conv.bias is None else placed.weights.vector(conv.bias, conv.n_channels),
-                has_silu=operation.has_silu,
-                state=placed.states[state],
-                n_aside=placed.n_aside,
-            )
-            self._layers.append(layer)
+            fields = {
+                "x": placed.at(value),
+                "gate_in": before,
+                "gate_out": after,
+                "y": placed.at(part),
+                "n_channels": conv.n_channels,
+                "width": padded.shape[1],
+                "size": len(padded),
+                "taps": placed.arena.keep(padded, "weights"),
+                "bias": 0 if conv.bias is None else placed.weights.vector(conv.bias, conv.n_channels),
+                "has_silu": operation.has_silu,
+                "state": placed.states[state],
+                "n_aside": placed.n_aside,
+            }
+            self._records.append(fields)
 
     def emit(self, tape: Tape) -> None:
         self.emit_states(tape)
 
     def emit_states(self, tape: Tape) -> None:
-        for layer in self._layers:
-            tape.add(Work("convolution"), recurrent_ends.convolve, layer=layer)
+        for fields in self._records:
+            tape.add(Work("convolution"), recurrent_ends.convolve, **fields)
 
 
 @EMITTERS.of(ScaleToLength)
@@ -136,31 +136,31 @@ class RecurEmitter(OperationEmitter[Recur]):
         if recur.a is not None:
             a = _floats(recur.a, placed).reshape(heads.n_heads * heads.value_dim, -1)
             by_channel = placed.arena.keep(_by_block(a), "weights")
-        self._layer = recurrence.RecurrenceLayer(
-            x=layout.row(recur.keys, placed.buffers),
-            y=placed.at(recur.out),
-            heads=heads,
-            q_at=4 * layout.column(recur.queries),
-            k_at=4 * layout.column(recur.keys),
-            v_at=4 * layout.column(recur.values),
-            step_at=4 * layout.column(step),
-            beta_at=4 * layout.column(recur.betas),
-            n_steps=n_steps,
-            aside_stride=4 * up(heads.state.n_fed - heads.n_heads * heads.value_dim, 16),
-            state=placed.states[recur.state],
-            n_aside=placed.n_aside,
-            table=by_channel,
-            decayed_at=4 * layout.decayed(recur.keys),
-        )
+        self._fields = {
+            "x": layout.row(recur.keys, placed.buffers),
+            "y": placed.at(recur.out),
+            "heads": heads,
+            "q_at": 4 * layout.column(recur.queries),
+            "k_at": 4 * layout.column(recur.keys),
+            "v_at": 4 * layout.column(recur.values),
+            "step_at": 4 * layout.column(step),
+            "beta_at": 4 * layout.column(recur.betas),
+            "n_steps": n_steps,
+            "aside_stride": 4 * up(heads.state.n_fed - heads.n_heads * heads.value_dim, 16),
+            "state": placed.states[recur.state],
+            "n_aside": placed.n_aside,
+            "table": by_channel,
+            "decayed_at": 4 * layout.decayed(recur.keys),
+        }
 
     def emit(self, tape: Tape) -> None:
         """Write that drafted tokens are kept aside once all threads have taken in those before."""
         self.emit_states(tape)
-        tape.add(Work("keeping drafted tokens aside"), recurrence.keep, layer=self._layer)
+        tape.add(Work("keeping drafted tokens aside"), recurrence.keep, **self._fields)
         tape.waits = False
 
     def emit_states(self, tape: Tape) -> None:
-        tape.add(Work("recurrence"), self._kernel, layer=self._layer)
+        tape.add(Work("recurrence"), self._kernel, **self._fields)
 
 
 @EMITTERS.of(Gate)

@@ -49,8 +49,8 @@ def _source(x: op.Value, placed: Placed, tape: Tape) -> ThreadRows:
 
 def _place(tape: Tape, work: str, x: ThreadRows, to: ThreadRows, size: int, norm: Norm | None = None) -> None:
     """Write that rows, or their norms, go elsewhere."""
-    group = size if norm is None else norm.size
-    tape.add(Work(work), rows.place_rows, x=x, to=to, size=size, norm=tape.weights.norm(norm), group=group)
+    given = {"norm": tape.weights.norm(norm), "group": size if norm is None else norm.size}
+    tape.add(Work(work), rows.place_rows, x=x, to=to, n_parts=1, size=size, **given)
 
 
 @EMITTERS.of(op.Multiply)
