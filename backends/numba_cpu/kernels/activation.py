@@ -11,20 +11,6 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import activation as functions, simd
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.simd import (
-    choose_below,
-    div,
-    invoke,
-    load_part,
-    maximum,
-    minimum,
-    mul,
-    put_f32,
-    splat_f32,
-    store_part,
-    sub,
-    zero_f32,
-)
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, multiply_panels, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import Record, StridedRows
@@ -64,7 +50,7 @@ def exponential(x):
     r = simd.fnma(n, simd.splat_f32(f32(-2.12194440e-4)), r)
     p = _exponential(r)
     p = simd.fma(simd.mul(r, r), p, simd.add(r, simd.splat_f32(f32(1.0))))
-    return choose_below(x, LOWEST, simd.zero_f32(), simd.mul(p, simd.exp2_of_integer(n)))
+    return simd.choose_below(x, LOWEST, simd.zero_f32(), simd.mul(p, simd.exp2_of_integer(n)))
 
 
 @helper
@@ -96,7 +82,7 @@ def hyperbolic_tangent(x):
     square, one = simd.mul(x, x), simd.splat_f32(f32(1.0))
     near = simd.fma(simd.mul(_tangent(square), square), x, x)
     far = simd.sub(one, simd.div(simd.splat_f32(f32(2.0)), simd.add(exponential(simd.add(x, x)), one)))
-    return choose_below(simd.sub(simd.zero_f32(), simd.absolute(x)), f32(-0.625), far, near)
+    return simd.choose_below(simd.sub(simd.zero_f32(), simd.absolute(x)), f32(-0.625), far, near)
 
 
 @helper
@@ -116,7 +102,7 @@ def exponential_rest(x):
     """
     p = _exponential_rest(x)
     far = simd.sub(simd.sub(exponential(x), simd.splat_f32(f32(1.0))), x)
-    return choose_below(x, f32(-1.0), far, simd.mul(p, simd.mul(x, x)))
+    return simd.choose_below(x, f32(-1.0), far, simd.mul(p, simd.mul(x, x)))
 
 
 @helper
@@ -124,7 +110,7 @@ def xielu(x, below, above, slope, eps):
     """Above x^2 + slope x above 0, below (e^min(x, eps) - 1 - x) + slope x elsewhere; none but x is a vector."""
     least = simd.minimum(simd.splat_f32(f32(eps)), x)
     low = simd.mul(simd.splat_f32(f32(below)), simd.add(exponential_rest(least), simd.sub(least, x)))
-    gated = choose_below(simd.sub(simd.zero_f32(), x), f32(0.0), simd.mul(simd.splat_f32(f32(above)), simd.mul(x, x)), low)
+    gated = simd.choose_below(simd.sub(simd.zero_f32(), x), f32(0.0), simd.mul(simd.splat_f32(f32(above)), simd.mul(x, x)), low)
     return simd.fma(simd.splat_f32(f32(slope)), x, gated)
 
 
@@ -150,7 +136,7 @@ def relu(x):
 @helper
 def gelu_half(x):
     """GELU as ggml has it, in a table: of x rounded to half precision, and rounded so; 0 below -10, x above 10."""
-    return choose_below(simd.absolute(x), f32(10.0), simd.round_f16(gelu(simd.round_f16(x))), relu(x))
+    return simd.choose_below(simd.absolute(x), f32(10.0), simd.round_f16(gelu(simd.round_f16(x))), relu(x))
 
 
 @helper
@@ -247,25 +233,25 @@ def activated(*, activation: str, is_gated: bool, is_limited: bool, limits_activ
         if is_xielu:
             return functions.xielu(value, constants.a, constants.b, constants.c, constants.d)
         if is_capped:
-            return mul(of_gate(value), functions.capped(value, constants.a))
+            return simd.mul(of_gate(value), functions.capped(value, constants.a))
         return of_gate(value)
 
     @helper
     def activate_lanes(value: Any, up: int, divisors: int, left: int, limit: Any, constants: Any) -> Any:
         if is_limited and not limits_activated:
-            value = minimum(limit, value)  # the second operand stays where it is NaN
+            value = simd.minimum(limit, value)  # the second operand stays where it is NaN
         value = activated_gate(value, constants)
         if is_limited and limits_activated:
-            value = minimum(limit, value)
+            value = simd.minimum(limit, value)
         if divisors != 0:
-            value = div(value, load_part(divisors, left))
+            value = simd.div(value, simd.load_part(divisors, left))
         if is_gated:
-            other = load_part(up, left)
+            other = simd.load_part(up, left)
             if is_limited:
-                other = minimum(limit, maximum(sub(zero_f32(), limit), other))
+                other = simd.minimum(limit, simd.maximum(simd.sub(simd.zero_f32(), limit), other))
             if is_capped:
                 other = functions.capped(other, constants.b)
-            value = mul(value, of_up(other))
+            value = simd.mul(value, of_up(other))
         return value
 
     return activate_lanes
@@ -287,7 +273,7 @@ def activate_kernel(**of: Any) -> Any:
     def activate(record: Any, state: int, thread: int, n_threads: int) -> None:
         x, ldx, up, ldu = record.x.address, record.x.width, record.up.address, record.up.width
         out, ldo, size, divisors = record.out.address, record.out.width, record.size, record.activation.divisors
-        limit, constants = splat_f32(np.float32(record.activation.limit)), record.activation.constants
+        limit, constants = simd.splat_f32(np.float32(record.activation.limit)), record.activation.constants
         first, end = share(state.n_tokens, thread, n_threads, 0)
         for t in range(first, end):
             for index in range(0, size, 16):
@@ -296,8 +282,8 @@ def activate_kernel(**of: Any) -> Any:
                     other = up + 4 * (t * ldu + index)
                 if divisors != 0:
                     divisor = divisors + 4 * index
-                value = activate_lanes(load_part(x + 4 * (t * ldx + index), left), other, divisor, left, limit, constants)
-                store_part(out + 4 * (t * ldo + index), value, left)
+                value = activate_lanes(simd.load_part(x + 4 * (t * ldx + index), left), other, divisor, left, limit, constants)
+                simd.store_part(out + 4 * (t * ldo + index), value, left)
 
     return named(activate, Activate, "", **of)
 
@@ -312,22 +298,22 @@ def multiply_activated_kernel(**of: Any) -> Any:
         """Activate the products of panels `first` to `stop`, (n, ldy) float32 each."""
         out, n_rows, divisors = record.out, record.n_rows, record.activation.divisors
         quantize, n_bytes, before = record.quantize, record.block_bytes, 4 * PANEL_ROWS * first
-        limit, constants = splat_f32(np.float32(record.activation.limit)), record.activation.constants
+        limit, constants = simd.splat_f32(np.float32(record.activation.limit)), record.activation.constants
         width = min(PANEL_ROWS * stop, n_rows) - PANEL_ROWS * first
         for t in range(n):
             for index in range(0, width, 16):
                 place, left, divisor = 4 * (t * ldy + index), width - index, 0
                 if divisors != 0:
                     divisor = divisors + before + 4 * index
-                value = activate_lanes(load_part(gate + place, left), up + place, divisor, left, limit, constants)
+                value = activate_lanes(simd.load_part(gate + place, left), up + place, divisor, left, limit, constants)
                 if quantize == 0:
-                    store_part(out + 4 * (t * n_rows + index) + before, value, left)
+                    simd.store_part(out + 4 * (t * n_rows + index) + before, value, left)
                 else:
-                    store_part(gate + place, value, left)
+                    simd.store_part(gate + place, value, left)
             for index in range(width, PANEL_ROWS * (stop - first)):  # of a panel that is partly filled
-                put_f32(gate + 4 * (t * ldy + index), np.float32(0))
+                simd.put_f32(gate + 4 * (t * ldy + index), np.float32(0))
         if quantize != 0:  # a panel of rows is a block of columns
-            invoke(quantize, (gate, out + first * n * n_bytes, n, ldy, 0, (stop - first) * n))
+            simd.invoke(quantize, (gate, out + first * n * n_bytes, n, ldy, 0, (stop - first) * n))
 
     def activate(record: Any, state: int, thread: int, n_threads: int) -> None:
         entries, n_panels, n, up = record.entries, record.n_panels, state.n_tokens, 0

@@ -14,22 +14,6 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, store_value
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.simd import (
-    fma,
-    fnma,
-    get_f32,
-    get_i64,
-    invoke,
-    load_doubled,
-    load_part,
-    maximum,
-    minimum,
-    mul,
-    negate_even,
-    splat_f32,
-    store_part,
-    swap_pairs,
-)
 from augury.backends.numba_cpu.kernels.step import (
     SeveralMatrices,
     claim,
@@ -51,20 +35,20 @@ def rotate(x, turns, n_pairs, is_interleaved):
     if is_interleaved != 0:
         for index in range(0, 2 * n_pairs, 16):
             left = 2 * n_pairs - index
-            value = load_part(x + 4 * index, left)
-            turned = mul(value, load_doubled(turns + 2 * index))
-            turned = fma(swap_pairs(value), negate_even(load_doubled(sines + 2 * index)), turned)
-            store_part(x + 4 * index, turned, left)
+            value = simd.load_part(x + 4 * index, left)
+            turned = simd.mul(value, simd.load_doubled(turns + 2 * index))
+            turned = simd.fma(simd.swap_pairs(value), simd.negate_even(simd.load_doubled(sines + 2 * index)), turned)
+            simd.store_part(x + 4 * index, turned, left)
         return
     second = x + 4 * n_pairs
     for index in range(0, n_pairs, 16):
         left = n_pairs - index
-        a = load_part(x + 4 * index, left)
-        b = load_part(second + 4 * index, left)
-        cosine = load_part(turns + 4 * index, left)
-        sine = load_part(sines + 4 * index, left)
-        store_part(x + 4 * index, fnma(b, sine, mul(a, cosine)), left)
-        store_part(second + 4 * index, fma(a, sine, mul(b, cosine)), left)
+        a = simd.load_part(x + 4 * index, left)
+        b = simd.load_part(second + 4 * index, left)
+        cosine = simd.load_part(turns + 4 * index, left)
+        sine = simd.load_part(sines + 4 * index, left)
+        simd.store_part(x + 4 * index, simd.fnma(b, sine, simd.mul(a, cosine)), left)
+        simd.store_part(second + 4 * index, simd.fma(a, sine, simd.mul(b, cosine)), left)
 
 
 @struct
@@ -87,9 +71,9 @@ def prepare_head(x, steps, head, position, size):
     """Prepare the `size` floats at `x` by `steps`."""
     limit = np.float32(steps.limit)
     if limit != 0:
-        high, low = splat_f32(limit), splat_f32(-limit)
+        high, low = simd.splat_f32(limit), simd.splat_f32(-limit)
         for i in range(0, size, 16):
-            store_part(x + 4 * i, minimum(high, maximum(low, load_part(x + 4 * i, size - i))), size - i)
+            simd.store_part(x + 4 * i, simd.minimum(high, simd.maximum(low, simd.load_part(x + 4 * i, size - i))), size - i)
     norm, turns = steps.norm, steps.turns
     for step in range(2):
         if step == steps.is_turned_first:
@@ -101,7 +85,7 @@ def prepare_head(x, steps, head, position, size):
             rotate(start, turns + 8 * max(position - steps.lag, 0) * n_pairs, n_pairs, steps.is_interleaved)
     factors = steps.factors
     if factors != 0:
-        scale_row(x, size, splat_f32(get_f32(factors + 4 * position)))
+        scale_row(x, size, simd.splat_f32(simd.get_f32(factors + 4 * position)))
 
 
 @struct
@@ -140,13 +124,13 @@ def prepare_heads(record, state, thread, n_threads):
             head -= record.parts[i].n_heads
             i += 1
         part = record.parts[i]
-        x, position = row_of(part.x, t) + 4 * head * part.size, get_i64(state.positions + 8 * t)
+        x, position = row_of(part.x, t) + 4 * head * part.size, simd.get_i64(state.positions + 8 * t)
         if part.steps != 0:
-            invoke(record.prepare_head, (x, part.steps, head, position, part.size))
+            simd.invoke(record.prepare_head, (x, part.steps, head, position, part.size))
         if part.put != 0:
-            run = get_i64(state.slots + 8 * t) * part.n_heads + head
-            row = run * part.n_rows + part.first + get_i64(state.cells + 8 * t)
-            invoke(part.put, (x, part.kept, row, part.size, scratch_of(state, thread)))
+            run = simd.get_i64(state.slots + 8 * t) * part.n_heads + head
+            row = run * part.n_rows + part.first + simd.get_i64(state.cells + 8 * t)
+            simd.invoke(part.put, (x, part.kept, row, part.size, scratch_of(state, thread)))
 
 
 @struct
@@ -204,7 +188,7 @@ def quantize_heads(record, state, thread, n_threads):
         for t in range(n):
             copy_row(record.x.address + 4 * (t * ldx + head * head_dim), scratch + 4 * t * n_cols, n_cols)
         to = operands + head * n * table.operand_bytes
-        invoke(quantize, (scratch, to, n, n_cols, 0, n * ((n_cols + 31) // 32)))
+        simd.invoke(quantize, (scratch, to, n, n_cols, 0, n * ((n_cols + 31) // 32)))
 
 
 @kernel(record=MultiplyHeads)
@@ -241,7 +225,7 @@ def prepare_kernel(kind: str) -> Any:
         n_items = n * (n_heads + 1)
         for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
             t, head = item // (n_heads + 1), item % (n_heads + 1)
-            position = get_i64(state.positions + 8 * t)
+            position = simd.get_i64(state.positions + 8 * t)
             if head < n_heads:
                 x = record.queries.address + 4 * (t * record.queries.width + head * record.head_dim)
                 to = record.out.address + 4 * (t * record.out.width + head * d + padded)
@@ -249,15 +233,15 @@ def prepare_kernel(kind: str) -> Any:
             else:
                 x, to = record.latents.address + 4 * t * record.latents.width, row + 4 * padded
                 lay_out(x, row, latent, padded)
-                invoke(prepare_head, (row, record.norm, 0, position, latent))
+                simd.invoke(prepare_head, (row, record.norm, 0, position, latent))
                 lay_out(x + 4 * latent, to, turned, d - padded)
             steps = record.turn
             if head == n_heads:
                 steps = record.turn_kept
             if steps != 0:
-                invoke(prepare_head, (to, steps, 0, position, turned))
+                simd.invoke(prepare_head, (to, steps, 0, position, turned))
             if head == n_heads:
-                cell = get_i64(state.slots + 8 * t) * record.n_rows + get_i64(state.cells + 8 * t)
+                cell = simd.get_i64(state.slots + 8 * t) * record.n_rows + simd.get_i64(state.cells + 8 * t)
                 put(row, record.kept + n_bytes * (d // LANES) * cell, d, row + 4 * d)
 
     return kernel(prepare, f"prepare_latent_{kind}", record=PrepareLatents)

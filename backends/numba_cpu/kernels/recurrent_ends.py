@@ -15,18 +15,6 @@ from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, silu, softplus
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.simd import (
-    add,
-    fma,
-    get_f32,
-    load_f32,
-    load_part,
-    mul,
-    splat_f32,
-    store_f32,
-    store_part,
-    zero_f32,
-)
 from augury.backends.numba_cpu.kernels.step import inverse_deviation, normalise, scale_row, scratch_of
 from augury.backends.numba_cpu.kernels.struct import nested, struct
 from augury.backends.numba_cpu.kernels.team import Record, StateMemory, StridedRows, place_aside, row_of
@@ -66,25 +54,25 @@ def decay(record, state, thread, n_threads):
         i = item // n_blocks
         block = item - i * n_blocks
         row, at, left = row_of(record.rows, i), 64 * block, size - 16 * block
-        step = load_part(row_of(record.t, i) + at, left)
+        step = simd.load_part(row_of(record.t, i) + at, left)
         if record.dt != 0:
-            step = add(step, load_part(record.dt + at, left))
+            step = simd.add(step, simd.load_part(record.dt + at, left))
         if floor == 0.0:
             step = softplus(step)
         if record.a != 0:
-            exponent = mul(load_part(record.a + at, left), step)
+            exponent = simd.mul(simd.load_part(record.a + at, left), step)
             if floor != 0.0:
-                exponent = mul(splat_f32(f32(floor)), sigmoid(exponent))
+                exponent = simd.mul(simd.splat_f32(f32(floor)), sigmoid(exponent))
             decays = exponential(exponent)
-            store_part(row + record.decays_at + at, decays, left)
+            simd.store_part(row + record.decays_at + at, decays, left)
             if record.products_at != 0:
-                products = mul(decays, load_part(row + record.keys_at + at, left))
-                store_part(row + record.products_at + at, products, left)
+                products = simd.mul(decays, simd.load_part(row + record.keys_at + at, left))
+                simd.store_part(row + record.products_at + at, products, left)
         left = record.n_betas - 16 * block
         if left > 0:
             if record.b.address != 0:
-                step = sigmoid(load_part(row_of(record.b, i) + at, left))
-            store_part(row + record.betas_at + at, step, left)
+                step = sigmoid(simd.load_part(row_of(record.b, i) + at, left))
+            simd.store_part(row + record.betas_at + at, step, left)
 
 
 @struct
@@ -109,7 +97,7 @@ def unit_heads(record, state, thread, n_threads):
         factor = np.float64(inverse_deviation(place, size, f32(0), record.eps / size)) / math.sqrt(float(size))
         if head < n_scaled:
             factor *= record.scale
-        scale_row(place, size, splat_f32(f32(factor)))
+        scale_row(place, size, simd.splat_f32(f32(factor)))
 
 
 @helper
@@ -117,11 +105,11 @@ def gated(record, y, gates, size):
     """Multiply a row by a function of its gates, or of its single gate."""
     for index in range(0, size, 16):
         at, left = 4 * index, size - index
-        value = load_part(gates + at, left) if record.is_by_group == 0 else splat_f32(get_f32(gates))
+        value = simd.load_part(gates + at, left) if record.is_by_group == 0 else simd.splat_f32(simd.get_f32(gates))
         factor = softplus(value) if record.function == SOFTPLUS else sigmoid(value)
         if record.function == SILU:
-            factor = mul(factor, value)
-        store_part(y + at, mul(load_part(y + at, left), factor), left)
+            factor = simd.mul(factor, value)
+        simd.store_part(y + at, simd.mul(simd.load_part(y + at, left), factor), left)
 
 
 @struct
@@ -154,7 +142,11 @@ def gate(record, state, thread, n_threads):
             values, skip = row_of(record.values, i) + first, record.skip + first
             for index in range(0, n, 16):
                 at, left = 4 * index, n - index
-                store_part(y + at, fma(load_part(skip + at, left), load_part(values + at, left), load_part(y + at, left)), left)
+                simd.store_part(
+                    y + at,
+                    simd.fma(simd.load_part(skip + at, left), simd.load_part(values + at, left), simd.load_part(y + at, left)),
+                    left,
+                )
         if record.is_gated_first != 0:
             gated(record, y, gates, n)
         if record.norm != 0:
@@ -272,7 +264,9 @@ def convolve(record, state, thread, n_threads):
             if gate_in != 0:
                 for t in range(first, first + n):
                     place = x + t * ldx + at
-                    store_part(place, simd.mul(load_part(gate_in + t * ldx + at, left), load_part(place, left)), left)
+                    simd.store_part(
+                        place, simd.mul(simd.load_part(gate_in + t * ldx + at, left), simd.load_part(place, left)), left
+                    )
             for t in range(n):
                 window = rows + 8 * (start + t - before)
                 if t >= n_certain:
@@ -283,26 +277,28 @@ def convolve(record, state, thread, n_threads):
                 total = simd.zero_f32()
                 for j in range(size):
                     tap = simd.load_f32(record.taps + j * stride + at)
-                    total = simd.fma(load_part(simd.get_i64(window + 8 * j) + at, left), tap, total)
+                    total = simd.fma(simd.load_part(simd.get_i64(window + 8 * j) + at, left), tap, total)
                 if bias != 0:
-                    total = simd.add(total, load_part(bias + at, left))
+                    total = simd.add(total, simd.load_part(bias + at, left))
                 if record.has_silu != 0:
                     total = silu(total)
                 if gate_out != 0:
-                    total = simd.mul(total, load_part(gate_out + (first + t) * ldx + at, left))
-                store_part(y + (first + t) * ldy + at, total, left)
+                    total = simd.mul(total, simd.load_part(gate_out + (first + t) * ldx + at, left))
+                simd.store_part(y + (first + t) * ldy + at, total, left)
             if save >= 0:
                 for i in range(before):
                     simd.store_f32(
-                        saved + i * stride + at, load_part(simd.get_i64(rows + 8 * (start + save - before + i)) + at, left)
+                        saved + i * stride + at, simd.load_part(simd.get_i64(rows + 8 * (start + save - before + i)) + at, left)
                     )
             if end > before:
                 for i in range(before):
-                    simd.store_f32(own + i * stride + at, load_part(simd.get_i64(rows + 8 * (end - before + i)) + at, left))
+                    simd.store_f32(
+                        own + i * stride + at, simd.load_part(simd.get_i64(rows + 8 * (end - before + i)) + at, left)
+                    )
         for t in range(first + n_certain, first + n):  # row by row: memory takes long runs faster
             kept = aside + place_aside(state, t, n_aside) * stride
             for block in range(first_block, end_block):
-                simd.stream_f32(kept + 64 * block, load_part(x + t * ldx + 64 * block, n_channels - 16 * block))
+                simd.stream_f32(kept + 64 * block, simd.load_part(x + t * ldx + 64 * block, n_channels - 16 * block))
 
 
 LANES = 16
@@ -330,9 +326,9 @@ def convolve_block(record, state, thread, n_threads):
             i = run.first + j
             to, weights = row_of(record.out, i), row_of(record.weights, i)
             for index in range(0, size, LANES):
-                total = zero_f32()
+                total = simd.zero_f32()
                 for tap in range(min(n_taps, j + 1)):
-                    own = splat_f32(get_f32(weights + 4 * (tap * n_groups + index // group)))
-                    factor = add(load_f32(record.base + 4 * (tap * size + index)), own)
-                    total = fma(factor, load_f32(row_of(record.x, i - tap) + 4 * index), total)
-                store_f32(to + 4 * index, total)
+                    own = simd.splat_f32(simd.get_f32(weights + 4 * (tap * n_groups + index // group)))
+                    factor = simd.add(simd.load_f32(record.base + 4 * (tap * size + index)), own)
+                    total = simd.fma(factor, simd.load_f32(row_of(record.x, i - tap) + 4 * index), total)
+                simd.store_f32(to + 4 * index, total)

@@ -15,18 +15,8 @@ from numba import carray
 from numba.core import types
 from numba.extending import intrinsic
 
+from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.simd import (
-    fma,
-    get_f32,
-    get_i64,
-    load_part,
-    put_f32,
-    splat_f32,
-    store_part,
-    sum_lanes,
-    zero_f32,
-)
 from augury.backends.numba_cpu.kernels.step import copy_row, normalise
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own_row, row_of
@@ -60,8 +50,6 @@ def place_rows(record, state, thread, n_threads):
 
 @struct
 class LowRankRows(Record):
-    """Rows between a matrix's input and its products, and how much each counts."""
-
     x: Any = nested(StridedRows)  # (n, n_in) float32
     y: Any = nested(StridedRows)  # (n, n_out) float32
     down: int  # (R, n_in) float32, address
@@ -78,8 +66,8 @@ class LowRankRows(Record):
 @helper
 def scale_of(record, state, t, rank):
     """How much a row counts for a token."""
-    slot, adapter = get_i64(state.slots + 8 * t), get_i64(record.adapters + 8 * rank)
-    return get_f32(record.scales + 4 * (slot * record.n_adapters + adapter))
+    slot, adapter = simd.get_i64(state.slots + 8 * t), simd.get_i64(record.adapters + 8 * rank)
+    return simd.get_f32(record.scales + 4 * (slot * record.n_adapters + adapter))
 
 
 @kernel(record=LowRankRows)
@@ -91,11 +79,11 @@ def low_rank_down(record, state, thread, n_threads):
         t, rank = i // n_ranks, i % n_ranks
         scale = scale_of(record, state, t, rank)
         if scale != f32(0):
-            x, row, total = own_row(record.x, thread, t), record.down + 4 * rank * size, zero_f32()
+            x, row, total = own_row(record.x, thread, t), record.down + 4 * rank * size, simd.zero_f32()
             for index in range(0, size, 16):
                 left = size - index
-                total = fma(load_part(x + 4 * index, left), load_part(row + 4 * index, left), total)
-            put_f32(record.low + 4 * i, scale * sum_lanes(total))
+                total = simd.fma(simd.load_part(x + 4 * index, left), simd.load_part(row + 4 * index, left), total)
+            simd.put_f32(record.low + 4 * i, scale * simd.sum_lanes(total))
 
 
 @kernel(record=LowRankRows)
@@ -108,10 +96,12 @@ def low_rank_up(record, state, thread, n_threads):
         y = own_row(record.y, thread, t)
         for rank in range(n_ranks):
             if scale_of(record, state, t, rank) != f32(0):
-                low, row = splat_f32(get_f32(record.low + 4 * (t * n_ranks + rank))), record.up + 4 * rank * size
+                low, row = simd.splat_f32(simd.get_f32(record.low + 4 * (t * n_ranks + rank))), record.up + 4 * rank * size
                 for index in range(first, end, 16):
                     place, left = y + 4 * index, end - index
-                    store_part(place, fma(low, load_part(row + 4 * index, left), load_part(place, left)), left)
+                    simd.store_part(
+                        place, simd.fma(low, simd.load_part(row + 4 * index, left), simd.load_part(place, left)), left
+                    )
 
 
 @struct
@@ -127,8 +117,6 @@ class Operand:
 
 @struct
 class CallByRow(Record):
-    """Operands of the kernel that calls a function for each row."""
-
     operands: Any = pointer_to(Operand)
 
 

@@ -14,22 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.simd import (
-    add,
-    atomic_add,
-    fma,
-    get_i64,
-    invoke,
-    load_part,
-    mul,
-    part_of,
-    splat_f32,
-    store_part,
-    sub,
-    sum_lanes,
-    zero_f32,
-)
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import CLAIMED, Record, StridedRows, own, own_row
 
@@ -56,7 +42,7 @@ def copy_row(x, to, size):
     """Copy the `size` floats at x."""
     for index in range(0, size, 16):
         left = size - index
-        store_part(to + 4 * index, load_part(x + 4 * index, left), left)
+        simd.store_part(to + 4 * index, simd.load_part(x + 4 * index, left), left)
 
 
 @helper
@@ -64,7 +50,7 @@ def scale_row(x, size, factor):
     """Multiply the `size` floats at x with a number, which is in every lane of `factor`."""
     for index in range(0, size, 16):
         left = size - index
-        store_part(x + 4 * index, mul(load_part(x + 4 * index, left), factor), left)
+        simd.store_part(x + 4 * index, simd.mul(simd.load_part(x + 4 * index, left), factor), left)
 
 
 @helper
@@ -79,7 +65,7 @@ def count_rows(state, is_output):
 def token_of(state, i, is_output):
     """The token whose row is treated as the i-th."""
     if is_output != 0:
-        return get_i64(state.rows + 8 * i)
+        return simd.get_i64(state.rows + 8 * i)
     return i
 
 
@@ -107,8 +93,8 @@ def add_norm(record, state, thread, n_threads):
         if y != 0 and post == 0:
             for index in range(0, size, 16):
                 left = size - index
-                value = add(load_part(row + 4 * index, left), load_part(y + 4 * (t * ldy + index), left))
-                store_part(row + 4 * index, value, left)
+                value = simd.add(simd.load_part(row + 4 * index, left), simd.load_part(y + 4 * (t * ldy + index), left))
+                simd.store_part(row + 4 * index, value, left)
         for step in range(2):  # a loop, so that the norm is compiled once
             source, what, to, added = row, norm, out + 4 * i * size, 0
             if step == 0:
@@ -154,14 +140,14 @@ class AddRows(Record):
 @kernel(record=AddRows)
 def add_rows(record, state, thread, n_threads):
     """To[t] = scale * (x[t] + factor * y[t])."""
-    size, scale, factor = record.size, splat_f32(np.float32(record.scale)), splat_f32(np.float32(record.factor))
+    size, scale, factor = record.size, simd.splat_f32(np.float32(record.scale)), simd.splat_f32(np.float32(record.factor))
     first, end = share(state.n_tokens, thread, n_threads, record.is_private)
     for t in range(first, end):
         x, y, to = own_row(record.x, thread, t), own_row(record.y, thread, t), own_row(record.to, thread, t)
         for index in range(0, size, 16):
             left = size - index
-            value = fma(load_part(y + 4 * index, left), factor, load_part(x + 4 * index, left))
-            store_part(to + 4 * index, mul(scale, value), left)
+            value = simd.fma(simd.load_part(y + 4 * index, left), factor, simd.load_part(x + 4 * index, left))
+            simd.store_part(to + 4 * index, simd.mul(scale, value), left)
 
 
 @struct
@@ -182,7 +168,7 @@ def quantize(record, state, thread, n_threads):
     if first < end:
         x = own(record.x, thread)
         out = own(record.out, thread)
-        invoke(record.quantize, (x, out, n, record.x.width, first, end))
+        simd.invoke(record.quantize, (x, out, n, record.x.width, first, end))
 
 
 @struct
@@ -208,10 +194,10 @@ def scale_and_shift(y, n, ldy, first, stop, factor, bias):
     for t in range(n):
         for index in range(first, stop, 16):
             place, left = y + 4 * (t * ldy + index), stop - index
-            value = mul(load_part(place, left), factor)
+            value = simd.mul(simd.load_part(place, left), factor)
             if bias != 0:
-                value = add(value, load_part(bias + 4 * index, left))
-            store_part(place, value, left)
+                value = simd.add(value, simd.load_part(bias + 4 * index, left))
+            simd.store_part(place, value, left)
 
 
 @helper
@@ -219,18 +205,18 @@ def multiply_panels(entry, first, end, n, y, ldy, state, thread):
     """Compute the rows of some panels of one matrix for n tokens, scaled, and add their bias; y is as in an entry."""
     bias = entry.bias
     x = own(entry.x, thread)
-    invoke(entry.kernel, (entry.weights, x, y, n, entry.n_cols, first, end, ldy, scratch_of(state, thread)))
+    simd.invoke(entry.kernel, (entry.weights, x, y, n, entry.n_cols, first, end, ldy, scratch_of(state, thread)))
     scale = entry.scale
     if bias == 0 and scale == 1.0:
         return
     stop = min(PANEL_ROWS * end, entry.n_rows)
-    scale_and_shift(y, n, ldy, PANEL_ROWS * first, stop, splat_f32(np.float32(scale)), bias)
+    scale_and_shift(y, n, ldy, PANEL_ROWS * first, stop, simd.splat_f32(np.float32(scale)), bias)
 
 
 @helper
 def claim(state, n_panels, n_threads):
     """Take the next share of a matrix: its first panel and its end, the same when none are left. Larger ones come first."""
-    share = atomic_add(state + CLAIMED, 1)
+    share = simd.atomic_add(state + CLAIMED, 1)
     size, rest = n_panels // (_SHARES * n_threads), n_panels % (_SHARES * n_threads)
     first = min(share * size + min(share, rest), n_panels)
     end = first + size
@@ -298,7 +284,7 @@ def multiply_one(of, index, first, end, row, n, y, state, thread):
     # the kernel counts panels from the first of all matrices, of the weights and of y alike
     places = (of.weights, x, y - 4 * PANEL_ROWS * panel, n)
     span = (of.n_cols, panel + first, panel + end, of.ldy, scratch_of(state, thread))
-    invoke(of.kernel, places + span)
+    simd.invoke(of.kernel, places + span)
 
 
 _RUN = 256  # floats that are summed in float32
@@ -323,10 +309,10 @@ def mean_of(x, size):
     """The mean of `size` floats, summed as `inverse_deviation` does."""
     total = np.float64(0.0)
     for start in range(0, size, _RUN):
-        sums = zero_f32()
+        sums = simd.zero_f32()
         for index in range(start, min(start + _RUN, size), 16):
-            sums = add(sums, load_part(x + 4 * index, size - index))
-        total += np.float64(sum_lanes(sums))
+            sums = simd.add(sums, simd.load_part(x + 4 * index, size - index))
+        total += np.float64(simd.sum_lanes(sums))
     return np.float32(total / size)
 
 
@@ -336,14 +322,14 @@ def inverse_deviation(x, size, mean, eps):
 
     Numerics: runs of 256 squares are summed in float32, 16 to a lane, the runs in float64.
     """
-    total, middle = np.float64(0.0), splat_f32(mean)
+    total, middle = np.float64(0.0), simd.splat_f32(mean)
     for start in range(0, size, _RUN):
-        squares = zero_f32()
+        squares = simd.zero_f32()
         for index in range(start, min(start + _RUN, size), 16):
             left = size - index
-            value = part_of(sub(load_part(x + 4 * index, left), middle), left)
-            squares = fma(value, value, squares)
-        total += np.float64(sum_lanes(squares))
+            value = simd.part_of(simd.sub(simd.load_part(x + 4 * index, left), middle), left)
+            squares = simd.fma(value, value, squares)
+        total += np.float64(simd.sum_lanes(squares))
     return np.float32(1.0 / math.sqrt(total / size + eps))
 
 
@@ -353,15 +339,15 @@ def normalise(x, norm, out, size, head, added):
     mean, table = np.float32(0), norm_at(norm)
     if table.is_centred != 0:
         mean = mean_of(x, size)
-    middle, scale = splat_f32(mean), splat_f32(inverse_deviation(x, size, mean, table.eps))
+    middle, scale = simd.splat_f32(mean), simd.splat_f32(inverse_deviation(x, size, mean, table.eps))
     weight, bias = table.weight + 4 * head * table.step, table.bias
     for index in range(0, size, 16):
         left = size - index
-        value = mul(sub(load_part(x + 4 * index, left), middle), scale)
+        value = simd.mul(simd.sub(simd.load_part(x + 4 * index, left), middle), scale)
         if added != 0:
-            value = fma(value, load_part(weight + 4 * index, left), load_part(added + 4 * index, left))
+            value = simd.fma(value, simd.load_part(weight + 4 * index, left), simd.load_part(added + 4 * index, left))
         else:
-            value = mul(value, load_part(weight + 4 * index, left))
+            value = simd.mul(value, simd.load_part(weight + 4 * index, left))
         if bias != 0:
-            value = add(value, load_part(bias + 4 * index, left))
-        store_part(out + 4 * index, value, left)
+            value = simd.add(value, simd.load_part(bias + 4 * index, left))
+        simd.store_part(out + 4 * index, value, left)
