@@ -294,8 +294,6 @@ class CellMove:
 
 @struct
 class Move(Record):
-    """Operands of kernels that copy rows from cell to cell."""
-
     caches: Any = pointer_to(MovedCache)
     n_caches: int
     moves: Any = pointer_to(CellMove)

@@ -127,8 +127,6 @@ def _multiply_group(matrix, group, first, end, state, thread):
 
 @struct
 class MultiplyExperts(Record):
-    """Operands of `experts_kernel`'s kernels."""
-
     routes: int = pointer_to(Routes)
     matrices: int = pointer_to(ExpertMatrix)  # gate and up, or one
     out: int  # (n * k, n_rows) float32, of activated products, address

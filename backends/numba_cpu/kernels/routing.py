@@ -66,8 +66,6 @@ class Routes:
 
 @struct
 class Route(Record):
-    """Operands of `route` and `group`."""
-
     routes: int = pointer_to(Routes)
     is_private: bool
 
