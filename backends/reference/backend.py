@@ -137,16 +137,7 @@ class ReferenceModel(Model):
     def _through(
         self, i: int, batch: Batch, tree: Tree | None, before: np.ndarray, embedded: np.ndarray, inputs: np.ndarray
     ) -> np.ndarray:
-        """The residual streams (n, S, E) after a layer.
-
-        Args:
-            i: The layer.
-            batch: The pass.
-            tree: The tree of the batch, where it has one.
-            before: The streams before.
-            embedded: The embeddings of the tokens, (n, E).
-            inputs: Its inputs for layers, (n, layers, P).
-        """
+        """The residual streams (n, S, E) after a layer; `embedded` are tokens' embeddings (n, E), inputs (n, layers, P)."""
         weights = self._open()
         layer, streams = self._layers[i], before
         for block, lowered in zip(layer.blocks, self._blocks[i], strict=True):

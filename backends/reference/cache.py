@@ -6,6 +6,7 @@ Functions of types work on the last axis alone, (..., D). Encoding takes float64
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,79 +18,6 @@ from augury.types import CACHE_BLOCK, ModelOptions
 
 if TYPE_CHECKING:
     Arrays = tuple[np.ndarray, ...]
-
-
-class _Rows:
-    """Rows of D numbers, (S, G, T, D), as a cache type keeps them."""
-
-    def __init__(self, shape: tuple[int, ...], size: int, name: str) -> None:
-        self._encode, self._decode = TYPES[name]
-        self._arrays = tuple(np.zeros((*shape, *part.shape), part.dtype) for part in self._encode(np.zeros(size)))
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(array.nbytes for array in self._arrays)
-
-    def store(self, slot: int, cell: int, rows: np.ndarray) -> None:
-        for array, part in zip(self._arrays, self._encode(rows), strict=True):
-            array[slot, :, cell] = part
-
-    def move(self, slot: int, source: int, target: int) -> None:
-        for array in self._arrays:
-            array[slot, :, target] = array[slot, :, source]
-
-    def slot_memory(self, slot: int, n: int, start: int) -> list[np.ndarray]:
-        return [array[slot, :, start:n] for array in self._arrays]
-
-    def read(self, slot: int, cells: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(self._decode(*(array[slot][:, cells] for array in self._arrays)))
-
-
-def _row_bytes(size: int, name: str) -> int:
-    encode, _ = TYPES[name]
-    return sum(part.nbytes for part in encode(np.zeros(size)))
-
-
-class LayerCache:
-    """A layer's cache of every token, as `Block.cached` says: keys (S, G, T, D) and values (S, G, T, D_v), or latents.
-
-    Values are rounded to the cache's types, and read back rounded by every token, the one that stored them included.
-    """
-
-    def __init__(self, layer: Block, options: ModelOptions) -> None:
-        n_slots, n_ctx = options.n_slots, options.n_ctx
-        try:
-            self._parts = [_Rows((n_slots, n, n_ctx), size, getattr(options, kind, kind)) for kind, n, size in layer.cached()]
-        except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
-            raise CapacityError(f"no memory for {options.slots_in_words}; ask for a smaller context or fewer slots") from error
-
-    @staticmethod
-    def bytes_per_position(layer: Block, options: ModelOptions) -> int:
-        """Bytes of one position of one slot."""
-        return sum(n * _row_bytes(size, getattr(options, kind, kind)) for kind, n, size in layer.cached())
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all slots."""
-        return sum(part.n_bytes for part in self._parts)
-
-    def store(self, part: int, slot: int, cell: int, row: np.ndarray) -> None:
-        """Keep one of the rows of one token."""
-        self._parts[part].store(slot, cell, row)
-
-    def seen(self, part: int, slot: int, cells: np.ndarray) -> np.ndarray:
-        """Rows (G, t, D), float64, of t cells."""
-        return self._parts[part].read(slot, cells)
-
-    def begin(self, batch: Batch) -> None:
-        """Copy accepted cells to their positions, one after the other."""
-        for slot, source, target in batch.accepted.tolist() if batch.accepted is not None else ():
-            for part in self._parts:
-                part.move(slot, source, target)
-
-    def slot_memory(self, slot: int, n: int, start: int = 0) -> list[np.ndarray]:
-        """Views of the first n cells of a slot, or of those from `start` on."""
-        return [view for part in self._parts for view in part.slot_memory(slot, n, start)]
 
 
 def _from_bf16(bits: np.ndarray) -> np.ndarray:
@@ -149,3 +77,53 @@ TYPES: dict[str, tuple[Callable[[np.ndarray], Arrays], Callable[..., np.ndarray]
     "q4_0": (_to_q4_0, _from_q4_0),
 }
 """Cache type → its encoder and its decoder."""
+
+
+class LayerCache:
+    """A layer's cache of every token, as `Block.cached` says: keys (S, G, T, D) and values (S, G, T, D_v), or latents.
+
+    Values are rounded to the cache's types, and read back rounded by every token, the one that stored them included.
+    """
+
+    def __init__(self, layer: Block, options: ModelOptions) -> None:
+        self._types = [TYPES[getattr(options, kind, kind)] for kind, _, _ in layer.cached()]
+        n_slots, n_ctx = options.n_slots, options.n_ctx
+        try:
+            self._parts = [  # of each what its type keeps, (S, G, T, ...)
+                [np.zeros((n_slots, n, n_ctx, *array.shape), array.dtype) for array in encode(np.zeros(size))]
+                for (encode, _), (_, n, size) in zip(self._types, layer.cached(), strict=True)
+            ]
+        except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
+            raise CapacityError(f"no memory for {options.slots_in_words}; ask for a smaller context or fewer slots") from error
+
+    @staticmethod
+    def bytes_per_position(layer: Block, options: ModelOptions) -> int:
+        """Bytes of one position of one slot."""
+        rows = [(n, TYPES[getattr(options, kind, kind)][0](np.zeros(size))) for kind, n, size in layer.cached()]
+        return sum(n * array.nbytes for n, arrays in rows for array in arrays)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(array.nbytes for part in self._parts for array in part)
+
+    def store(self, part: int, slot: int, cell: int, row: np.ndarray) -> None:
+        """Keep one of the rows of one token."""
+        encode, _ = self._types[part]
+        for array, kept in zip(self._parts[part], encode(row), strict=True):
+            array[slot, :, cell] = kept
+
+    def seen(self, part: int, slot: int, cells: np.ndarray) -> np.ndarray:
+        """Rows (G, t, D), float64, of t cells."""
+        _, decode = self._types[part]
+        return np.ascontiguousarray(decode(*(array[slot][:, cells] for array in self._parts[part])))
+
+    def begin(self, batch: Batch) -> None:
+        """Copy accepted cells to their positions, one after the other."""
+        for slot, source, target in batch.accepted.tolist() if batch.accepted is not None else ():
+            for array in chain(*self._parts):
+                array[slot, :, target] = array[slot, :, source]
+
+    def slot_memory(self, slot: int, n: int, start: int = 0) -> list[np.ndarray]:
+        """Views of the first n cells of a slot, or of those from `start` on."""
+        return [array[slot, :, start:n] for array in chain(*self._parts)]

@@ -22,15 +22,11 @@ Advance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class State:
-    """One state of all slots, and the function that takes a token into it.
-
-    Attributes:
-        values: (S, *shape), of each slot after its certain tokens.
-    """
+    """One state of all slots, and the function that takes a token into it."""
 
     def __init__(self, state: blocks.SequenceState, advance: Advance, options: ModelOptions) -> None:
         self._advance = advance
-        self.values = np.zeros((options.n_slots, *state.shape))
+        self.values = np.zeros((options.n_slots, *state.shape))  # after certain tokens
         self._saved = np.zeros_like(self.values)
         self._aside = np.zeros((options.n_slots, max(options.draft_max, 1), state.n_fed))
 
@@ -152,13 +148,7 @@ ChosenPositions = list[tuple[np.ndarray, np.ndarray]]
 
 
 class LoweredBlock:
-    """A block's operations, with their caches and states of slots.
-
-    Attributes:
-        cache: The cache of positions, as `Block.cached` says.
-        states: The states of sequences, as `Block.states` says.
-        sources: Layers whose caches it reads or writes.
-    """
+    """A block's operations, with their caches and states of slots."""
 
     def __init__(self, block: Block, options: ModelOptions, weights: Weights, n_embd: int) -> None:
         """Lower a block, and allocate its caches and states.
@@ -179,7 +169,7 @@ class LoweredBlock:
             self.states = [State(state, advances[i], options) for i, state in enumerate(block.states())]
         except (MemoryError, ValueError) as error:
             raise CapacityError(f"no memory for the states of {options.n_slots} slots; ask for fewer") from error
-        self.sources = {
+        self.sources = {  # layers whose caches it reads or writes
             each.source for each in self.operations if isinstance(each, Attend | PrepareHeads) and each.source is not None
         }
 
