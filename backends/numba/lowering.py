@@ -33,15 +33,10 @@ class Parts:
 
 
 class BlockEmitter:
-    """Writes the kernels of a block's operations, in their order.
+    """Writes the kernels of a block's operations, in their order."""
 
-    Attributes:
-        caches: The block's caches of positions, each with its `bytes_per_position` of a slot.
-        states: Its states of sequences, each with its `n_bytes` of a slot.
-    """
-
-    caches: Sequence[Any]
-    states: Sequence[Any]
+    caches: Sequence[Any]  # of positions, each with its `bytes_per_position` of a slot
+    states: Sequence[Any]  # of sequences, each with its `n_bytes` of a slot
     _early: Sequence[OperationEmitter[Any]]
     _emitters: Sequence[OperationEmitter[Any]]
 
@@ -75,13 +70,7 @@ class PartEmitters(Generic[_Block]):
 
 
 class PlanEmitters(Generic[_Block]):
-    """The emitters of a plan's blocks, and the sizes of its slots.
-
-    Attributes:
-        plan: The plan.
-        options: How it is loaded.
-        state_spec: The sizes of its slots.
-    """
+    """The emitters of a plan's blocks, and the sizes of its slots."""
 
     def __init__(self, plan: ModelPlan, options: ModelOptions, of_block: Callable[..., _Block]) -> None:
         """Make the emitters by `of_block`(block, options, values of x, `Scope.sources`)."""
@@ -130,22 +119,14 @@ class PlanEmitters(Generic[_Block]):
 class SequenceStates(Generic[_Place]):
     """A state of every slot, of float32: as it is, as it was saved, and drafted tokens' inputs kept aside to be taken in.
 
-    Of a matrix, the part of a drafted token that is added to columns lies apart from the part that all columns share.
-
-    Attributes:
-        values: Where states are, once they have a place, as the following.
-        saved: Where they are as they were saved.
-        aside: Where the inputs of drafted tokens are kept.
-        added: Where the part is that is added to columns, if there is one.
-        n_bytes: The bytes of one slot.
-        n_slots: How many slots there are.
-        n_aside: Drafted tokens of a slot that there is room for.
+    Of a matrix, the part of a drafted token that is added to columns lies apart from the part that all columns share. A slot
+    has `n_bytes` of a state, and room for `n_aside` drafted tokens.
     """
 
-    values: _Place
-    saved: _Place
-    aside: _Place
-    added: _Place
+    values: _Place  # where states are, once they have a place, as the following
+    saved: _Place  # where they are as they were saved
+    aside: _Place  # where the inputs of drafted tokens are kept
+    added: _Place  # where the part is that is added to columns, if there is one
 
     def __init__(self, options: ModelOptions, n_bytes: int, kept_aside: tuple[int, int]) -> None:
         """Size them; `kept_aside` has the bytes of a drafted token's shared part, and of its part by columns or 0."""
@@ -167,11 +148,7 @@ class SequenceStates(Generic[_Place]):
 
 
 class Streams:
-    """The residual streams of a plan. Several lie side by side, and x is the row that the next block sees; of one it is that.
-
-    Attributes:
-        emitters: The emitters of its connections.
-    """
+    """The residual streams of a plan. Several lie side by side, and x is the row that the next block sees; one alone is x."""
 
     def __init__(self, plan: ModelPlan, backend: str, own: Mapping[type, Any]) -> None:
         """Find the emitters of connections, `own` the backend's by what they emit.

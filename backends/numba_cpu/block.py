@@ -155,5 +155,5 @@ class InPlaceEmitter(OperationEmitter[op.Normalize | op.AddWeighed]):
         if isinstance(self.operation, op.Normalize):
             tape.norm_x(self.operation.norm)
         else:
-            tape.add_to_x(self.placed.rows(self.operation.other, tape))
+            tape.add_rows(tape.space.x, self.placed.rows(self.operation.other, tape))
             tape.waits = True  # the next record may write these rows

@@ -28,18 +28,13 @@ from augury.types import ModelOptions
 
 
 class Lowering(PlanEmitters[BlockEmitter]):
-    """The needs of a plan, known at once, and its tapes, once it has memory.
-
-    Attributes:
-        scratch_bytes: Scratch memory that a thread needs, in whole cache lines.
-        logits_row: See `operations.ends.logits_row`.
-    """
+    """The needs of a plan, known at once, and its tapes, once it has memory."""
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
         super().__init__(plan, options, BlockEmitter)
         self._streams = Streams(self.plan)
         needed = [each.scratch_bytes() for each in (*self._blocks, *self._streams.emitters)]
-        self.scratch_bytes = up(max(SCRATCH_BYTES, *needed), 64) + 64
+        self.scratch_bytes = up(max(SCRATCH_BYTES, *needed), 64) + 64  # of a thread, in whole cache lines
         output = self.plan.output.weight
         self.logits_row = logits_row(0 if output is None else output.n_out)
         self._programs: dict[tuple[bool, Parts], Program] = {}

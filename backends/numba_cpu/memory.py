@@ -75,27 +75,16 @@ _BLOCK = 64  # positions that a slot's memory is padded to: at least as many as 
 
 
 class Cache:
-    """A row of each head in every cell of every slot, of numbers as a cache type keeps them.
+    """A row of each head in every cell of every slot, of numbers as a cache type keeps them."""
 
-    Attributes:
-        kind: The cache type.
-        n_heads: How many heads a cell has.
-        size: Numbers of a row.
-        is_of_keys: Whether rows lie 16 by 16, number by number, as attention reads keys.
-        length: Cells of a slot.
-        n_rows: Rows from one head of a slot to the next.
-        first: The row of the first cell.
-        address: Where they lie, once they have a place.
-    """
-
-    address: int
+    address: int  # where they lie, once they have a place
 
     def __init__(self, kind: str, n_heads: int, size: int, options: ModelOptions) -> None:
-        self.kind, self.n_heads, self.size = getattr(options, kind, kind), n_heads, size
-        self.is_of_keys = False
-        self._n_slots = options.n_slots
-        self.length = self.n_rows = up(options.n_ctx, _BLOCK)
-        self.first = 0
+        self.kind: str = getattr(options, kind, kind)  # the cache type
+        self.n_heads, self.size, self._n_slots = n_heads, size, options.n_slots  # of a cell, numbers of a row
+        self.is_of_keys = False  # whether rows lie 16 by 16, number by number, as attention reads keys
+        self.length = self.n_rows = up(options.n_ctx, _BLOCK)  # cells of a slot, rows from one head of a slot to the next
+        self.first = 0  # the row of the first cell
         self._before: Cache | None = None
 
     def follow(self, other: Cache) -> None:
@@ -160,8 +149,7 @@ def to_move(caches: Iterable[Cache]) -> list[tuple[Any, np.ndarray]]:
 class State(SequenceStates[int]):
     """A state of every slot, in rows of whole vectors.
 
-    Attributes:
-        scratch_bytes: Bytes that each thread needs for itself while it brings the state up to date.
+    To bring it up to date, each thread needs `scratch_bytes` for itself.
     """
 
     def __init__(self, state: SequenceState, options: ModelOptions) -> None:
@@ -182,14 +170,10 @@ class State(SequenceStates[int]):
 
 
 class SequenceUpdates:
-    """Writes the updates of sequences' states in a pass, run by run, as `kernels/team.py` reads them.
-
-    Attributes:
-        records: (MAX_TOKENS,) `SequenceUpdate` of the runs of a pass.
-    """
+    """Writes the updates of sequences' states in a pass, run by run, as `kernels/team.py` reads them."""
 
     def __init__(self, n_aside: int) -> None:
-        self.records = np.zeros(MAX_TOKENS, dtype(SequenceUpdate))
+        self.records = np.zeros(MAX_TOKENS, dtype(SequenceUpdate))  # of the runs of a pass
         self._n_aside = n_aside
         self._taken: list[np.ndarray] = []  # targets of records' pointers
 
@@ -209,13 +193,7 @@ class SequenceUpdates:
         return np.array([(0, 0, slot, 0) for slot, _ in first], np.int64)
 
     def write(self, runs: np.ndarray, start: int, cells: np.ndarray) -> None:
-        """Write the records of a pass.
-
-        Args:
-            runs: (m, 4), see `passes.runs_of`.
-            start: Where the pass begins in the batch.
-            cells: (n,) of its tokens.
-        """
+        """Write the records of a pass of runs (m, 4), see `runs_of`, and cells (n,), that begins at `start` of the batch."""
         self._taken.clear()
         for index, (first, n, slot, _) in enumerate(runs.tolist()):
             n_drafted = 0

@@ -10,7 +10,6 @@ import numpy as np
 
 from augury.backends.numba.lowering import Parts
 from augury.backends.numba.passes import LastVocabularies, passes, runs_of
-from augury.backends.numba_cpu import profile
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.struct import dtype, index
@@ -19,7 +18,7 @@ from augury.backends.numba_cpu.lowering import Lowering
 from augury.backends.numba_cpu.memory import Arena, SequenceUpdates
 from augury.backends.numba_cpu.passes import BestTokens, KernelPass, NarrowOutput
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
-from augury.backends.numba_cpu.team import Team
+from augury.backends.numba_cpu.team import Team, limits
 from augury.backends.numba_cpu.weights import Weights
 from augury.batch import Batch, Tree, check_batch
 from augury.errors import AuguryError, UnsupportedError
@@ -172,7 +171,7 @@ class NumbaCpuModel(Model):
 
     def limits(self) -> Limits:
         """Probe the limits of the model's threads."""
-        return profile.limits(self._team, self.isa)
+        return limits(self._team, self.isa)
 
     def check(self) -> None:
         self._weights.check()

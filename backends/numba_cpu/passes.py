@@ -66,14 +66,9 @@ class KernelPass(ArrayPass):
         address: int = 0,
         best: BestTokens | None = None,
     ) -> None:
-        """Take rows of logits.
+        """Take rows of logits (r, V) float32; `width` floats after the beginning of each row lie the largest of each block.
 
-        Args:
-            array: (r, V) float32; `width` floats after the beginning of each row lie the largest of each block.
-            width: See `array`.
-            features: See `Pass.features`.
-            address: Of the array, where it is known.
-            best: The memory to find best tokens in, where there is some.
+        Their address need not be asked for where it is known, and the memory to find best tokens in may be shared.
         """
         super().__init__(array, features)
         self._width, self._best = width, BestTokens() if best is None else best
@@ -117,15 +112,10 @@ _ENTRIES = index(MultiplyLogits, "entries")
 
 @frozen(eq=False)
 class NarrowOutput:
-    """The tape that computes the logits of a vocabulary.
+    """The tape that computes the logits of a vocabulary."""
 
-    Attributes:
-        program: As the whole output's.
-        tokens: (m,) int32, rising, of each logit: all rows of the panels.
-    """
-
-    program: Program
-    tokens: np.ndarray
+    program: Program  # as the whole output's
+    tokens: np.ndarray  # (m,) int32, rising, of each logit: all rows of the panels
 
     @classmethod
     def of(cls, program: Program, vocabulary: np.ndarray, n_vocab: int) -> NarrowOutput:

@@ -14,16 +14,43 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_byte
 from augury.backends.numba_cpu.kernels.struct import dtype, table, view
 from augury.backends.numba_cpu.kernels.team import record_of
 from augury.backends.numba_cpu.memory import Arena, up
-from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.packing import PackedMatrix
 from augury.backends.numba_cpu.weights import Weights, panels_of
 from augury.blocks import Linear, Matrices, ModelPlan, Norm, Output
 from augury.lowering import Value
+from augury.profile import KernelTime
 
 GIVEN = "given"
 """The buffer of an output's normed x for features."""
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for the thread that does it
 KERNELS = (step.add_norm, step.quantize, step.multiply, step.copy_rows)
+
+
+@frozen
+class Work:
+    """The work of a record of a tape, and its amount."""
+
+    name: str
+    n_bytes: int = 0  # of weights
+    n_multiply_adds: int = 0  # per token
+    bytes_per_position: int = 0  # of cached states that are read
+    multiply_adds_per_position: int = 0  # per token
+    is_output: bool = False  # of the rows whose logits are wanted, not of all tokens
+
+    @classmethod
+    def of_matrices(cls, name: str, matrices: Sequence[PackedMatrix], *, is_output: bool = False) -> Work:
+        """Products with matrices."""
+        kinds = ", ".join(dict.fromkeys(matrix.kind for matrix in matrices))
+        n_multiply_adds = sum(matrix.n_rows * matrix.n_cols for matrix in matrices)
+        return cls(f"{name} ({kinds})", sum(each.n_bytes for each in matrices), n_multiply_adds, is_output=is_output)
+
+    def time(self, seconds: float, positions: np.ndarray, n_rows: int) -> KernelTime:
+        """Its time in a pass over tokens of one slot at `positions` (n,)."""
+        n = n_rows if self.is_output else len(positions)
+        n_seen = int((positions + 1).sum())
+        n_bytes = self.n_bytes + self.bytes_per_position * int(positions.max() + 1)
+        return KernelTime(self.name, seconds, n_bytes, n * self.n_multiply_adds + n_seen * self.multiply_adds_per_position)
 
 
 @frozen
@@ -47,22 +74,15 @@ def row_bytes(width: int) -> int:
 
 
 class Workspace:
-    """The rows that every block works in: for `n_threads` threads that treat rows each for itself, or, if 0, together.
-
-    Attributes:
-        x: (n, E), the residual stream.
-        normed: (n, E).
-        embedded: (n, E), the tokens' embeddings, or a second residual stream that began so, where layers read it.
-        is_private: Whether every thread has rows for itself.
-    """
+    """The rows that every block works in: for `n_threads` threads that treat rows each for itself, or, if 0, together."""
 
     def __init__(self, n_embd: int, buffers: Mapping[str, int], arena: Arena, n_threads: int) -> None:
-        self.is_private = bool(n_threads)
-        self._n_threads = n_threads
-        self._arena = arena
+        self.is_private = bool(n_threads)  # every thread has rows for itself
+        self._n_threads, self._arena, self._buffers = n_threads, arena, buffers
         self._operands: dict[tuple[str, int, int], ThreadRows] = {}
-        self._buffers, self._named = buffers, dict[tuple[str, int], ThreadRows]()
-        self.x, self.normed = (self.named(name, n_embd) for name in ("x", "normed"))
+        self._named: dict[tuple[str, int], ThreadRows] = {}
+        self.x, self.normed = (self.named(name, n_embd) for name in ("x", "normed"))  # (n, E): the residual stream, its norm
+        # (n, E), the tokens' embeddings, or a second residual stream that began so, where layers read it
         self.embedded = self.named("embedded", n_embd) if "embedded" in buffers else None
 
     @staticmethod
@@ -97,28 +117,21 @@ class Workspace:
         return self._named[name, width]
 
 
+Addition = tuple[int, Norm | None]
+"""The address of rows that are added to x, normed or as they are."""
+
+
 @define(eq=False)
 class Program:
-    """A tape to run: its records, and the entries that are written before every pass.
+    """A tape to run: its records, and the entries that are written before every pass."""
 
-    Attributes:
-        records: (n,) int64, see `kernels/team.py`.
-        starts: Where in it each record begins.
-        works: The work of each record.
-        logits: (m,) `step.Entry` of the output matrix, where the address of the logits is to be put.
-        places: (m,) int64, the offset of each entry from that address, in bytes; or 0.
-        features: Where the record begins that copies a feature.
-        hidden: Where the one begins that copies the hidden states that x is to begin with, if any does.
-        address: Of the records.
-    """
-
-    records: np.ndarray = field(repr=False)
-    starts: Sequence[int] = field(repr=False)
-    works: list[Work] = field(repr=False)
-    logits: np.ndarray = field(repr=False)
-    features: Mapping[str, int]
-    hidden: int
-    places: np.ndarray | int = 0
+    records: np.ndarray = field(repr=False)  # (n,) int64, see `kernels/team.py`
+    starts: Sequence[int] = field(repr=False)  # where in it each record begins
+    works: list[Work] = field(repr=False)  # of each record
+    logits: np.ndarray = field(repr=False)  # (m,) `step.Entry` of the output matrix, for the address of the logits
+    features: Mapping[str, int]  # where the record begins that copies a feature
+    hidden: int  # where the one begins that copies the hidden states that x is to begin with, if any does
+    places: np.ndarray | int = 0  # (m,) int64, the offset of each entry from the address of the logits, in bytes
     address: int = field(default=Factory(lambda self: int(self.records.ctypes.data), takes_self=True), init=False)
     _written_to: int = field(default=0, init=False)
 
@@ -137,37 +150,29 @@ class Program:
         return self
 
 
+@define(eq=False)
 class Tape:
-    """Records in the making.
+    """Records in the making."""
 
-    Attributes:
-        weights: Of the plan.
-        buffers: Addresses of the memory that blocks share, by name.
-        space: The rows that they work in.
-        y: The address where the next block leaves the rows to be added to x, (n, E padded to panels) float32.
-        seen: The rows that the next block sees: x, or rows made of several residual streams.
-        streams: These, side by side, or x.
-        aside: Residual streams that connections have put aside, the first one first.
-        arena: Holds arrays that records have the addresses of.
-        logits: See `Program.logits`; the block that computes them says which it is.
-        kept: Where values of operations are that have no place of their own, such as x and its norms.
-    """
+    weights: Weights
+    buffers: Mapping[str, int]  # addresses of the memory that blocks share, by name
+    space: Workspace  # the rows that they work in
+    arena: Arena  # holds arrays that records have the addresses of
+    y: int = field(init=False)  # address where the next block leaves what is added to x, (n, E padded to panels) float32
+    seen: ThreadRows = field(init=False)  # the rows that the next block sees: x, or made of several residual streams
+    streams: ThreadRows = field(init=False)  # these, side by side, or x
+    aside: list[ThreadRows] = field(factory=list, init=False)  # streams that connections have put aside, the first one first
+    logits: np.ndarray = field(init=False)  # see `Program.logits`; the block that computes them says which it is
+    kept: dict[Value, ThreadRows] = field(factory=dict, init=False)  # places of values such as x and its norms
+    _rows: list[np.ndarray] = field(factory=list, init=False)
+    _works: list[Work] = field(factory=list, init=False)
+    _features: dict[str, int] = field(factory=dict, init=False)
+    _hidden: int = field(default=0, init=False)
+    _pending: list[Addition] = field(factory=list, init=False)  # that the next norm adds to x first
 
-    def __init__(self, weights: Weights, buffers: Mapping[str, int], space: Workspace, arena: Arena) -> None:
-        self.weights = weights
-        self.buffers = buffers
-        self.space = space
-        self.y = buffers["y"]
+    def __attrs_post_init__(self) -> None:
+        self.y, self.seen, self.streams = self.buffers["y"], self.space.x, self.space.x
         self.logits = np.empty(1, dtype(step.Entry))  # without an output nobody reads it
-        self.arena = arena
-        self.aside: list[ThreadRows] = []
-        self._rows: list[np.ndarray] = []
-        self._works: list[Work] = []
-        self._features: dict[str, int] = {}
-        self._hidden = 0
-        self.seen = self.streams = space.x
-        self.kept: dict[Value, ThreadRows] = {}
-        self._pending: list[tuple[int, Norm | None]] = []  # rows that the next norm adds to x first, normed or as they are
 
     def program(self) -> Program:
         """The written tape; a pass is over when every thread is through, so a barrier ends it."""
@@ -200,12 +205,9 @@ class Tape:
             self.give_features("output", ThreadRows(self.buffers[GIVEN], up(given.n_out, step.PANEL_ROWS)), given.n_out)
 
     def add(self, work: Work, kernel: Any, **fields: Any) -> None:
-        """Write the record of a kernel; a barrier follows unless its threads go on with rows of their own.
+        """Write the record of a kernel, of which `fields` are all but those of `Record`.
 
-        Args:
-            work: Its purpose and size.
-            kernel: The kernel that computes it.
-            fields: Of the kernel's record, all but those of `Record`.
+        A barrier follows unless its threads go on with rows of their own.
         """
         self._works.append(work)
         self._rows.append(record_of(kernel, **fields))
@@ -235,17 +237,17 @@ class Tape:
         """The rows of a buffer where products with a matrix are."""
         return ThreadRows(self.buffers[name], row_stride(width))
 
-    def take_pending(self) -> list[tuple[int, Norm | None]]:
+    def take_pending(self) -> list[Addition]:
         """The additions to x that no norm has made yet; none will."""
         pending, self._pending = self._pending, []
         return pending
 
-    def set_apart(self, y: str) -> list[tuple[int, Norm | None]]:
+    def set_apart(self, y: str) -> list[Addition]:
         """Let the next block see x without pending additions, and leave its own in a buffer; returns these, for `put_back`."""
         self.y = self.buffers[y]
         return self.take_pending()
 
-    def put_back(self, pending: list[tuple[int, Norm | None]]) -> None:
+    def put_back(self, pending: list[Addition]) -> None:
         """Make additions that were `set_apart` pending again, in front of later ones."""
         self._pending, self.y = pending + self._pending, self.buffers["y"]
 
@@ -269,10 +271,6 @@ class Tape:
     def norm_x(self, norm: Norm | None) -> None:
         """Write that x becomes the sum of itself and of pending additions, and its norm, where there is one."""
         self._sum_and_norm(norm, self.space.x, self.space.x)
-
-    def add_to_x(self, y: ThreadRows, factor: float = 1.0) -> None:
-        """Write that y, times `factor`, is added to x."""
-        self.add_rows(self.space.x, y, factor)
 
     def add_rows(self, to: ThreadRows, y: ThreadRows, factor: float = 1.0, *, scale: float = 1.0) -> None:
         """Write that y, times `factor`, is added to rows, which are then multiplied by `scale`."""

@@ -1,4 +1,4 @@
-"""Threads that compute one model's passes."""
+"""Threads that compute one model's passes, and their limits."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from time import perf_counter
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import team as kernels
+from augury.backends.numba_cpu.kernels import probe, team as kernels
 from augury.backends.numba_cpu.kernels.struct import view
+from augury.backends.numba_cpu.packing import aligned
+from augury.profile import Limits
 
 _JOIN_S = 5.0  # a thread that computes nothing returns within milliseconds
 _LINE = 64
+_READ_BYTES = 256 << 20  # more than caches hold
+_MULTIPLY_ADDS = 1 << 29  # of a thread: some milliseconds
+_REPETITIONS = 3
 
 
 class Team:
@@ -25,12 +31,7 @@ class Team:
     """
 
     def __init__(self, n_threads: int, cores: Sequence[int] = ()) -> None:
-        """Start the threads.
-
-        Args:
-            n_threads: The caller of `run` included.
-            cores: CPUs that the threads are kept on, one each; a caller of `run` stays on the first. Empty: they may move.
-        """
+        """Start the threads, beside a caller of `run`, who is one; on `cores` each is kept on one, a caller on the first."""
         size = kernels.state_bytes(n_threads) // 8
         whole = np.zeros(size + _LINE // 8, np.int64)
         start = -whole.ctypes.data % _LINE // 8
@@ -67,6 +68,26 @@ class Team:
     def close(self) -> None:
         """End the threads. May be called twice."""
         self._finalizer()
+
+
+def limits(team: Team, isa: str) -> Limits:
+    """Probe the limits of a team's threads with an instruction set; each limit is the best of a few tries."""
+    n_threads = team.n_threads
+    memory, scratch = aligned(_READ_BYTES), aligned(n_threads * probe.SCRATCH_BYTES)
+    memory[:] = scratch[:] = 1  # or the memory's pages would all be the same page of zeros
+    # the last step would look ahead beyond the end
+    n_read = _READ_BYTES - probe.READ_STEP
+    place, n_rounds = scratch.ctypes.data, _MULTIPLY_ADDS // probe.multiply_adds(isa)
+    reading = kernels.record_of(probe.read, memory=memory.ctypes.data, size=n_read, scratch=place)
+    multiplying = kernels.record_of(probe.multiply_kernel(isa), n_rounds=n_rounds, scratch=place)
+    read_s, multiply_s = (min(_seconds(team, each) for _ in range(_REPETITIONS)) for each in (reading, multiplying))
+    return Limits(n_read / read_s, n_threads * _MULTIPLY_ADDS / multiply_s)
+
+
+def _seconds(team: Team, tape: np.ndarray) -> float:
+    start = perf_counter()
+    team.run(tape)
+    return perf_counter() - start
 
 
 def _wakeable() -> tuple[int, int]:

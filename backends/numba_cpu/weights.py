@@ -46,15 +46,10 @@ def lent_matrices(file: ModelFile, plan: ModelPlan) -> dict[str, PackedMatrix]:
 
 
 class Weights:
-    """The matrices of a plan, packed, and its vectors as float32; both by tensor name, each loaded once.
-
-    Attributes:
-        kernels: Of the matrices, by kind.
-        scales: (slots, adapters) float32, see `Batch.scales`.
-    """
+    """The matrices of a plan, packed, and its vectors as float32; both by tensor name, each loaded once."""
 
     def __init__(self, file: ModelFile, plan: ModelPlan, arena: Arena, isa: str, n_slots: int = 1) -> None:
-        self.scales = np.zeros((n_slots, plan.n_adapters), np.float32)
+        self.scales = np.zeros((n_slots, plan.n_adapters), np.float32)  # see `Batch.scales`
         self._file = file
         self._arena = arena
         self._matrices = lent_matrices(file, plan)
@@ -177,15 +172,9 @@ class Weights:
             return self._arena.shared(("ones", norm.size), lambda: np.ones(norm.size, np.float32), PURPOSE)
         if norm.weight_shape is None:
             return self.vector(norm.weight, norm.size)
-        return self._arena.shared((norm.weight, norm.size), partial(self._weights_of_heads, norm), PURPOSE)
-
-    def _weights_of_heads(self, norm: Norm) -> np.ndarray:
-        """A norm's weights, (H, D), where the file may have one for all of a head."""
-        shape = norm.weight_shape
-        assert norm.weight is not None
-        assert shape is not None
-        stored = self.values(norm.weight, shape)
-        return np.array(np.broadcast_to(stored, (len(stored), norm.size)))
+        name, shape, size = norm.weight, norm.weight_shape, norm.size  # (H, D), or one for all of a head
+        stored = partial(self.values, name, shape)
+        return self._arena.shared((name, size), lambda: np.array(np.broadcast_to(stored(), (shape[0], size))), PURPOSE)
 
     def close_file(self) -> None:
         """Let go of the file, once everything is loaded."""

@@ -53,7 +53,7 @@ class AttentionResidualEmitter(ConnectionEmitter):
         if tape.seen is x:
             tape.seen = aside
         tape.aside.append(aside)
-        tape.add_to_x(x, -1.0)
+        tape.add_rows(tape.space.x, x, -1.0)
 
 
 class _Emitter(ConnectionEmitter):

@@ -20,8 +20,7 @@ from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import Segment
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
-from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes
+from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work, row_bytes
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Preparation, Rope
 from augury.errors import UnsupportedError

@@ -9,8 +9,7 @@ from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter
 from augury.backends.numba_cpu.operations.layout import INPUTS
-from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes, row_stride
+from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work, row_bytes, row_stride
 from augury.lowering import ComputeLogits, LookUp, ReadTokens, Scope, SetLayerInputs
 
 _LINE = 16  # floats of a cache line

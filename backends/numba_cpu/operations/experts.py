@@ -15,8 +15,7 @@ from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.operations.rows import kind_of
-from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Tape, ThreadRows
+from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Tape, ThreadRows, Work
 from augury.blocks import Gating, Matrices, Router
 from augury.lowering import AddWeighed, FeedExperts, Route, Scope
 from augury.lowering.rewrites import FeedExpertsAndAdd

@@ -14,8 +14,7 @@ from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.attention import place_steps, table_of
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
-from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Tape, ThreadRows, row_bytes
+from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
 from augury.blocks import Matrices, Preparation
 from augury.lowering import MultiplyHeads, PrepareLatents, Scope
@@ -119,15 +118,7 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
 
 
 def _quantise_heads(tape: Tape, part: Matrices, x: ThreadRows, head_dim: int, y: tuple[int, int]) -> head.HeadMatrices:
-    """Write the records before products of heads; returns the products' operands.
-
-    Args:
-        tape: To write on.
-        part: A matrix for each head.
-        x: The rows of heads.
-        head_dim: Floats from one head to the next.
-        y: Where products go, floats of one in whole panels.
-    """
+    """Write the records before products of heads; returns these' operands. `y` is where products go, and floats of one."""
     weights, private, (to, head_y) = tape.weights, tape.space.is_private, y
     heads = head.HeadMatrices(**tape.several(part, part.n, to, part.n * head_y), head_y=head_y, n_heads=part.n)
     kernel = weights.address(weights.matrix(part).kind, "quantize")

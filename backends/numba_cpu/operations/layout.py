@@ -96,19 +96,12 @@ def _is_needed(value: Value, operation: Operation, later: Sequence[Value]) -> bo
 
 @frozen
 class PlacementRules:
-    """Which values lie how, and which operations cannot read them so.
+    """Which values lie how, and which operations cannot read them so."""
 
-    Attributes:
-        norms: Norms of the residual stream.
-        landing: Products and sums, which can be written where the residual stream takes them from.
-        padded: Products whose rows are followed by the rest of a panel, and values computed in their place.
-        apart: Values that cannot lie beside others in a row.
-    """
-
-    norms: set[Value]
-    landing: set[Value]
-    padded: set[Value]
-    apart: set[Value]
+    norms: set[Value]  # of the residual stream
+    landing: set[Value]  # products and sums, which can be written where the residual stream takes them from
+    padded: set[Value]  # products whose rows are followed by the rest of a panel, and values computed in their place
+    apart: set[Value]  # that cannot lie beside others in a row
 
     @classmethod
     def of(cls, operations: Sequence[Operation], streams: Container[Value]) -> PlacementRules:
@@ -185,21 +178,15 @@ def _width(operation: Operation, value: Value) -> int:
 class Layout:
     """The buffers of a block's values: one for each, but one for all that a recurrence reads, side by side.
 
-    Attributes:
-        buffers: Bytes by name.
-        added: Values that are added to the residual stream; they lie where the tape says.
-        begun: Values that the residual stream begins as; they lie there from the beginning.
+    Values that are `added` to the residual stream lie where the tape says, those that it has `begun` as there at first.
     """
 
     def __init__(self, operations: Sequence[Operation], kept: Container[Value], n_early: int) -> None:
-        """Give each value a place.
+        """Give each value of a block's operations a place; the tape keeps norms of `kept`, x, also as it was before the layer.
 
-        Args:
-            operations: The operations of the block.
-            kept: x, whose norms the tape keeps, also as it was before the layer.
-            n_early: Operations before the layer, whose values other blocks may not overwrite.
+        Values of the first `n_early` operations, those before the layer, may not be overwritten by other blocks.
         """
-        self.buffers: dict[str, int] = {}
+        self.buffers: dict[str, int] = {}  # bytes by name
         self._at: dict[Value, tuple[str, int, int]] = {}  # buffer, column, floats of a row
         self._decayed: dict[str, int] = {}  # by buffer of a row
         products = {value for each in operations if isinstance(each, op.Multiply) for value in each.out}

@@ -9,8 +9,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import recurrence, recurrent_ends
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
-from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Tape, ThreadRows
+from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work
 from augury.blocks import Activation, GateKind, LinearRecurrence, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Scope, Value

@@ -16,8 +16,7 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_byte
 from augury.backends.numba_cpu.kernels.rows import Operand, by_row_kernel
 from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
-from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Tape, ThreadRows
+from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work
 from augury.blocks import Experts, Norm, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import Operation, Scope, Value, source_key
@@ -117,7 +116,7 @@ class AddStreamEmitter(OperationEmitter[op.AddStream]):
         tape.norm_x(None)
         if operation.swaps:
             tape.copy(x, normed)
-        tape.add_to_x(z if operation.first is None else self._first, operation.factor)
+        tape.add_rows(tape.space.x, z if operation.first is None else self._first, operation.factor)
         if operation.swaps:
             tape.copy(normed, z)
 

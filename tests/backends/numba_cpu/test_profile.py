@@ -6,8 +6,7 @@ from oracles.passes import run_of
 
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.backends.numba_cpu.kernels.isa import available_isas
-from augury.backends.numba_cpu.profile import limits
-from augury.backends.numba_cpu.team import Team
+from augury.backends.numba_cpu.team import Team, limits
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
 from augury.plugins.bench.commands.roofline import measure_roofline
