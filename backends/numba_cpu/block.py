@@ -32,7 +32,7 @@ class BlockEmitter(lowering.BlockEmitter):
     _emitters: list[OperationEmitter[Any]]
 
     def __init__(self, block: Block, options: ModelOptions, n_embd: int, sources: Sequence[Sequence[Cache]]) -> None:
-        self._name, self._draft_max = type(block).__name__, options.draft_max
+        self._name = type(block).__name__
         self._build = build = block.lowered(n_embd)
         self.caches = [Cache(*cached, options) for cached in block.cached()]
         self.states = [State(state, options) for state in block.states()]
@@ -83,7 +83,7 @@ class BlockEmitter(lowering.BlockEmitter):
             cache.place(arena)
         for state in self.states:
             state.allocate(arena.zeros)
-        placed = Placed(weights, arena, self._layout, buffers, self.states, max(self._draft_max, 1))
+        placed = Placed(weights, arena, self._layout, buffers, self.states)
         for emitter in (*self._early, *self._emitters):
             emitter.place(placed)
 

@@ -18,7 +18,7 @@ from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
 from augury.backends.numba_cpu.packing import PackedLayout, PackedMatrix, aligned, pack_tensor, packed_format, rows_and_columns
-from augury.blocks import Integers, Linear, Matrices, ModelPlan, Norm, NormKind
+from augury.blocks import Integers, Linear, Matrices, ModelPlan, Norm, NormKind, Vector
 from augury.errors import CapacityError
 from augury.files.atomic_file import is_being_written
 from augury.files.gguf import BORROWED, ModelFile, Tensor
@@ -146,9 +146,13 @@ class Weights:
         key = ("bias", linear.bias, linear.bias_scale, None if linear.has_own_bias else linear.rows)
         return self._arena.shared(key, lambda: linear.bias_of(stored()), PURPOSE)
 
-    def vector(self, name: str, size: int) -> int:
-        """The address of a vector, float32."""
-        return self._arena.shared(("vector", name), lambda: np.array(self.values(name, (size,))), PURPOSE)  # the file may close
+    def vector(self, part: Vector | None) -> int:
+        """The address of a vector, float32; 0 if there is none."""
+        return 0 if part is None else self._arena.shared(("vector", part.weight), lambda: self.floats(part), PURPOSE)
+
+    def floats(self, part: Vector) -> np.ndarray:
+        """The numbers of a vector, (size,) float32, to stay when the file is closed."""
+        return np.array(self.values(part.weight, part.shapes[part.weight]), np.float32).reshape(-1)
 
     def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """A small tensor as float32, in its shape."""
@@ -162,7 +166,7 @@ class Weights:
         """The address of a norm's record for kernels, see `kernels/norm.py`; 0 if there is none."""
         if norm is None:
             return 0
-        bias = 0 if norm.bias is None else self.vector(norm.bias, norm.size)
+        bias = self.vector(None if norm.bias is None else Vector(norm.bias, norm.size))
         is_centred, step = norm.kind is NormKind.LAYER, norm.size if norm.weight_shape else 0
         made = NormTable(weight=self._norm_weight(norm), bias=bias, eps=norm.eps, is_centred=is_centred, step=step)
         return self._arena.shared(made, lambda: table([made]), "scratch")
@@ -171,7 +175,7 @@ class Weights:
         if norm.weight is None:
             return self._arena.shared(("ones", norm.size), lambda: np.ones(norm.size, np.float32), PURPOSE)
         if norm.weight_shape is None:
-            return self.vector(norm.weight, norm.size)
+            return self.vector(Vector(norm.weight, norm.size))
         name, shape, size = norm.weight, norm.weight_shape, norm.size  # (H, D), or one for all of a head
         stored = partial(self.values, name, shape)
         return self._arena.shared((name, size), lambda: np.array(np.broadcast_to(stored(), (shape[0], size))), PURPOSE)

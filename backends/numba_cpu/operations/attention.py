@@ -107,7 +107,7 @@ class AttendEmitter(OperationEmitter[Attend]):
 
     def place(self, placed: Placed) -> None:
         operation, arena, buffers, keys = self.operation, placed.arena, placed.buffers, self._keys
-        values, slopes, sinks = keys if self._values is None else self._values, operation.slopes, operation.sinks
+        values, slopes = keys if self._values is None else self._values, operation.slopes
         choice, n_ctx = operation.choice, self.scope.options.n_ctx
         lists = NO_LISTS if choice is None else list_places(choice, n_ctx, buffers)
         self._layer = attention_tile.AttentionLayer(
@@ -125,7 +125,7 @@ class AttendEmitter(OperationEmitter[Attend]):
             window=operation.window or _NO_WINDOW,
             chunk=operation.chunk or 0,
             sees_run=not operation.is_causal,
-            sinks=0 if sinks is None else placed.weights.vector(sinks.weight, sinks.size),
+            sinks=placed.weights.vector(operation.sinks),
             adjust_scores=address(adjust_scores) if self._adjusts_scores else 0,
             cap=operation.softcap or 0.0,
             slopes=0 if slopes is None else arena.keep(np.array(slopes, np.float32), "scratch"),

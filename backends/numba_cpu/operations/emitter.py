@@ -28,7 +28,6 @@ class Placed:
     layout: Layout
     buffers: Mapping[str, int]
     states: Sequence[State]
-    n_aside: int
 
     def at(self, value: Value) -> ThreadRows:
         """Where a value lies."""

@@ -20,7 +20,6 @@ from augury.blocks import Gating, Matrices, Router
 from augury.lowering import AddWeighed, FeedExperts, Route, Scope
 from augury.lowering.rewrites import FeedExpertsAndAdd
 
-_NOTHING = (0, 0, ThreadRows(0, 0))  # added to a sum, see `_added`
 _GATINGS = {each: getattr(routing, each.name) for each in Gating}
 
 
@@ -41,7 +40,7 @@ class RouteEmitter(OperationEmitter[Route]):
     def place(self, placed: Placed) -> None:
         super().place(placed)
         router, weights = self.operation.router, placed.weights
-        self._bias = 0 if router.bias is None else weights.vector(router.bias.weight, router.bias.size)
+        self._bias = weights.vector(router.bias)
         table = router.token_experts
         self._token_experts = 0 if table is None else weights.integers(table, router.logits.n_out)
 
@@ -130,34 +129,16 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
             given = {"routes": routes, "matrix": matrix, "quantize": _quantize(tape, inputs[place])}
             tape.add(Work("quantising activations"), experts.quantize_inputs, **given, **rows, is_private=private)
         hidden = buffers["experts' hidden"]
-        tape.add(
-            self._work(tape, "experts' gate, up", inputs),
-            self._kernel,
-            routes=routes,
-            matrices=matrices,
-            out=hidden,
-            activation=activating(block.limit, block.constants),
-        )
+        work, given = self._work(tape, "experts' gate, up", inputs), {"routes": routes, "matrices": matrices, "out": hidden}
+        tape.add(work, self._kernel, **given, activation=activating(block.limit, block.constants))
         down = self._matrices(tape, [block.down], [buffers["experts' rows"]])
         given = {"routes": routes, "matrix": down, "quantize": _quantize(tape, block.down), "x": hidden}
         tape.add(Work("quantising activations"), experts.quantize_hidden, **given, is_private=private)
         work = self._work(tape, "experts' down", [block.down])
         tape.add(work, experts.experts_kernel(), routes=routes, matrices=down, out=0, activation=activating(None, ()))
         y, size = self.placed.rows(self.operation.out, tape).address, block.down.n_out
-        shared, gate, gated = _NOTHING if self._sum is None else _added(self._sum, self.placed, tape)
-        tape.add(
-            Work("sum of experts"),
-            experts.combine,
-            routes=routes,
-            rows=buffers["experts' rows"],
-            ld=size,
-            is_weighed=block.weighs_input,
-            y=y,
-            size=size,
-            shared=shared,
-            gate=gate,
-            x=gated,
-        )
+        rows = {"routes": routes, "rows": buffers["experts' rows"], "ld": size, "is_weighed": block.weighs_input}
+        tape.add(Work("sum of experts"), experts.combine, **rows, y=y, size=size, **_added(self._sum, self.placed, tape))
 
     def _matrices(self, tape: Tape, parts: Sequence[Matrices], ys: Sequence[int]) -> int:
         """The address of the matrices, one after the other."""
@@ -194,30 +175,18 @@ class AddWeighedEmitter(OperationEmitter[AddWeighed]):
 
     def emit(self, tape: Tape) -> None:
         operation = self.operation
-        y, to = self.placed.rows(operation.y, tape), self.placed.rows(operation.out, tape)
-        shared, gate, gated = _added(operation, self.placed, tape)
-        tape.add(
-            Work("sum of experts"),
-            experts.combine,
-            routes=self._routes,
-            rows=y.address,
-            ld=self.placed.at(operation.y).width,
-            is_weighed=True,
-            y=to.address,
-            size=operation.y.width,
-            shared=shared,
-            gate=gate,
-            x=gated,
-        )
+        y, to = (self.placed.rows(value, tape).address for value in (operation.y, operation.out))
+        rows = {"routes": self._routes, "rows": y, "ld": self.placed.at(operation.y).width, "is_weighed": True}
+        sizes = {"y": to, "size": operation.y.width}
+        tape.add(Work("sum of experts"), experts.combine, **rows, **sizes, **_added(operation, self.placed, tape))
 
 
-def _added(operation: AddWeighed, placed: Placed, tape: Tape) -> tuple[int, int, ThreadRows]:
-    """The added rows, the vector of their gate (addresses; 0: none), and the rows that the gate reads."""
-    shared, gate, gated = placed.rows(operation.other, tape).address, *_NOTHING[1:]
-    if operation.gate is not None and operation.x is not None:
-        gate = placed.weights.vector(operation.gate.weight, operation.gate.size)
-        gated = placed.rows(operation.x, tape)
-    return shared, gate, gated
+def _added(operation: AddWeighed | None, placed: Placed, tape: Tape) -> dict[str, Any]:
+    """The added rows, the vector of their gate, and the rows that the gate reads; as fields of `Combine`."""
+    if operation is None:
+        return {"shared": 0, "gate": 0, "x": ThreadRows(0, 0)}
+    x = ThreadRows(0, 0) if operation.x is None else placed.rows(operation.x, tape)
+    return {"shared": placed.rows(operation.other, tape).address, "gate": placed.weights.vector(operation.gate), "x": x}
 
 
 def _routes_of_one(arena: Arena) -> np.ndarray:

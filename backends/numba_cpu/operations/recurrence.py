@@ -46,10 +46,10 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
                 "width": padded.shape[1],
                 "size": len(padded),
                 "taps": placed.arena.keep(padded, "weights"),
-                "bias": 0 if conv.bias is None else placed.weights.vector(conv.bias, conv.n_channels),
+                "bias": placed.weights.vector(None if conv.bias is None else Vector(conv.bias, conv.n_channels)),
                 "has_silu": operation.has_silu,
                 "state": placed.states[state],
-                "n_aside": placed.n_aside,
+                "n_aside": placed.states[state].n_aside,
             }
             self._records.append(fields)
 
@@ -97,11 +97,11 @@ class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
         *decays, betas = operation.out
         own = {"dt": 0, "keys_at": 0, "products_at": 0, "floor": 0.0}
         if isinstance(operation, DecayByKey):
-            a = placed.arena.keep(np.repeat(_floats(operation.a, placed), operation.key_dim), "weights")
+            a = placed.arena.keep(np.repeat(placed.weights.floats(operation.a), operation.key_dim), "weights")
             places = {"keys_at": 4 * column(operation.keys), "products_at": 4 * layout.decayed(betas)}
             own |= {**places, "floor": operation.floor or 0.0}
         else:
-            a, own["dt"] = _kept(operation.a, placed), _kept(operation.dt, placed)
+            a, own["dt"] = placed.weights.vector(operation.a), placed.weights.vector(operation.dt)
         self._fields = {
             "rows": layout.row(betas, placed.buffers),
             "t": placed.at(operation.t),
@@ -133,7 +133,7 @@ class RecurEmitter(OperationEmitter[Recur]):
         n_steps *= heads.key_dim if heads.is_by_key else 1
         by_channel = 0
         if recur.a is not None:
-            a = _floats(recur.a, placed).reshape(heads.n_heads * heads.value_dim, -1)
+            a = placed.weights.floats(recur.a).reshape(heads.n_heads * heads.value_dim, -1)
             by_channel = placed.arena.keep(_by_block(a), "weights")
         self._fields = {
             "x": layout.row(recur.keys, placed.buffers),
@@ -147,7 +147,7 @@ class RecurEmitter(OperationEmitter[Recur]):
             "n_steps": n_steps,
             "aside_stride": 4 * up(heads.state.n_fed - heads.n_heads * heads.value_dim, 16),
             "state": placed.states[recur.state],
-            "n_aside": placed.n_aside,
+            "n_aside": placed.states[recur.state].n_aside,
             "table": by_channel,
             "decayed_at": 4 * layout.decayed(recur.keys),
         }
@@ -181,7 +181,7 @@ class GateEmitter(OperationEmitter[Gate]):
         gate, size, is_by_group = self.operation, self.operation.y.width, self._n_gates < self.operation.y.width
         skip = 0
         if gate.skip is not None:
-            skip = placed.arena.keep(np.repeat(_floats(gate.skip, placed), size // gate.skip.size), "weights")
+            skip = placed.arena.keep(np.repeat(placed.weights.floats(gate.skip), size // gate.skip.size), "weights")
         group = _GROUP if gate.norm is None else gate.norm.size
         self._fields = {
             "y": placed.at(gate.y),
@@ -206,15 +206,6 @@ class GateEmitter(OperationEmitter[Gate]):
 
 def _recurrence_kernel(heads: LinearRecurrence) -> Any:
     return recurrence.recurrence_kernel(has_delta=heads.has_delta, is_by_channel=heads.is_by_channel, is_by_key=heads.is_by_key)
-
-
-def _floats(part: Vector, placed: Placed) -> np.ndarray:
-    """The numbers of a small tensor, (n,) float32."""
-    return np.array(placed.weights.values(part.weight, part.shapes[part.weight]), np.float32).reshape(-1)
-
-
-def _kept(part: Vector | None, placed: Placed) -> int:
-    return 0 if part is None else placed.arena.keep(_floats(part, placed), "weights")
 
 
 def _by_block(a: np.ndarray) -> np.ndarray:

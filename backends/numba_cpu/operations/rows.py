@@ -107,8 +107,8 @@ class AddStreamEmitter(OperationEmitter[op.AddStream]):
     def place(self, placed: Placed) -> None:
         super().place(placed)
         if (first := self.operation.first) is not None:
-            row = np.array(placed.weights.values(first.weight, (first.size,)), np.float32)
-            self._first = ThreadRows(placed.arena.keep(np.tile(row, MAX_TOKENS), "scratch"), first.size)
+            rows = np.tile(placed.weights.floats(first), MAX_TOKENS)
+            self._first = ThreadRows(placed.arena.keep(rows, "scratch"), first.size)
 
     def emit(self, tape: Tape) -> None:
         operation, x, normed, z = self.operation, tape.space.x, tape.space.normed, tape.space.embedded
@@ -147,9 +147,7 @@ def kind_of(part: op.Activate | Experts, *, is_gated: bool) -> dict[str, Any]:
 
 
 def _activating(operation: op.Activate, placed: Placed) -> Activating:
-    divisors = operation.divisors
-    address = 0 if divisors is None else placed.weights.vector(divisors.weight, divisors.size)
-    return activating(operation.limit, operation.constants, address)
+    return activating(operation.limit, operation.constants, placed.weights.vector(operation.divisors))
 
 
 @EMITTERS.of(op.Join)
@@ -214,9 +212,7 @@ class ConvolveBlockEmitter(OperationEmitter[op.ConvolveBlock]):
 
     def place(self, placed: Placed) -> None:
         super().place(placed)
-        base = self.operation.base
-        values = placed.weights.values(base.weight, base.shapes[base.weight])
-        self._base = placed.arena.keep(np.array(values), "weights")  # a copy: the file may be closed
+        self._base = placed.weights.vector(self.operation.base)
 
     def emit(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
@@ -306,8 +302,7 @@ def _operand(given: Any, placed: Placed) -> Operand:
         place = placed.at(given)
         address, width, stride = place.address, given.width, place.width
     elif isinstance(given, Vector):
-        numbers = np.array(placed.weights.values(given.weight, given.shapes[given.weight]), np.float32)
-        address, width = placed.arena.keep(numbers, "weights"), given.size
+        address, width = placed.weights.vector(given), given.size
     elif isinstance(given, float):
         number = given
     else:
