@@ -79,18 +79,23 @@ def _add_stream(run: Run, each: op.AddStream) -> None:
 
 
 def _activate(run: Run, each: op.Activate) -> None:
-    x, limit = run.get(each.x), math.inf if each.limit is None else each.limit
-    if not each.limits_activated:
-        x = np.minimum(x, limit)
-    if isinstance(each.activation, GateKind):
-        y = _activated(x, each.activation)
-        y = y if each.up is None else y * run.get(each.up).clip(-limit, limit)
-    elif each.up is None:
-        y = activate(x, each.activation, each.constants)
-    else:
-        most = limit if each.limits_activated else math.inf
-        y = gated(x, run.get(each.up).clip(-limit, limit), each.activation, most, each.constants)
+    y = _hidden(each, run.get(each.x), None if each.up is None else run.get(each.up))
     run.arrays[each.out] = y if each.divisors is None else y / run.weights.vector(each.divisors.weight)
+
+
+def _hidden(part: op.Activate | Experts, x: np.ndarray, up: np.ndarray | None = None) -> np.ndarray:
+    """activation(x) * up, or activation(x), (..., F) with their limits."""
+    limit, most = math.inf if part.limit is None else part.limit, math.inf
+    if part.limits_activated:
+        most = limit
+    else:
+        x = np.minimum(x, limit)
+    up = None if up is None else up.clip(-limit, limit)
+    if isinstance(part.activation, GateKind):
+        return _activated(x, part.activation) * (1.0 if up is None else up)
+    if up is None:
+        return activate(x, part.activation, part.constants)
+    return gated(x, up, part.activation, most, part.constants)
 
 
 def _route(run: Run, each: op.Route) -> None:
@@ -111,11 +116,7 @@ def routes(router: Router, weights: Weights, batch: Batch, logits: np.ndarray) -
 
 
 def sum_of_experts(
-    experts: Experts,
-    weights: Weights,
-    normed: np.ndarray,
-    chosen: np.ndarray,
-    shares: np.ndarray,
+    experts: Experts, weights: Weights, normed: np.ndarray, chosen: np.ndarray, shares: np.ndarray
 ) -> np.ndarray:
     """The weighted sum (n, E) of the outputs of experts for normed rows, by experts and their weights (n, n_used)."""
     shares = shares[:, :, None]
@@ -123,22 +124,10 @@ def sum_of_experts(
     for index in set(chosen.ravel().tolist()):
         tokens, places = np.nonzero(chosen == index)
         taken = shares[tokens, places] * normed[tokens] if experts.weighs_input else normed[tokens]
-        up = weights.product_of(experts.up, index, taken)
-        if experts.gate is None:
-            hidden = activate(up, experts.activation, experts.constants)
-        else:
-            hidden = _limited(experts, weights.product_of(experts.gate, index, taken), up)
-        added[tokens, places] = weights.product_of(experts.down, index, hidden)
+        gate_and_up = [weights.product_of(part, index, taken) for part in (experts.gate, experts.up) if part is not None]
+        added[tokens, places] = weights.product_of(experts.down, index, _hidden(experts, *gate_and_up))
     total: np.ndarray = (added if experts.weighs_input else shares * added).sum(axis=1)
     return total
-
-
-def _limited(experts: Experts, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """The hidden values (..., F), with their limits."""
-    limit = math.inf if experts.limit is None else experts.limit
-    if not experts.limits_activated:
-        gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
-    return gated(gate, up, experts.activation, limit, experts.constants)
 
 
 def _add_weighed(run: Run, each: op.AddWeighed) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from augury.backends.reference.formula import norm, products
 from augury.blocks import Linear, Matrices, ModelPlan, Norm
-from augury.files.gguf import ModelFile, Tensor
+from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 
 _N_ROWS = 1024  # rows of a matrix made float64 at a time, so that they stay in the CPU's cache for all tokens of a pass
@@ -41,7 +41,9 @@ class Weights:
             owner, name = file.owner(tensor.name)
             found = None if owner is file else owner.in_memory.get(("reference", name))
             if found is None:
-                found = owner.in_memory["reference", name] = _dequantised(tensor)
+                kind = tensor.type.integers
+                values = tensor.floats() if kind is None else tensor.data.view(kind).reshape(tensor.shape)
+                found = owner.in_memory["reference", name] = np.array(values)  # float32 or int32
             else:
                 lent.add(tensor.name)
             arrays[tensor.name] = found
@@ -72,17 +74,7 @@ class Weights:
         return self._arrays[name].astype(np.float64)
 
     def product(self, layer: Linear, x: np.ndarray) -> np.ndarray:
-        """Compute scale * (W x) + bias_scale * b for every token.
-
-        Args:
-            layer: Names W (n_out, n_in) and b (n_out,).
-            x: (n, n_in) float64.
-
-        Returns:
-            (n, n_out) float64.
-
-        Numerics: See `products`.
-        """
+        """Compute scale * (W x) + bias_scale * b for every token: x (n, n_in) → (n, n_out) float64; see `products`."""
         matrix = self.matrix(layer)
         y = np.empty((len(x), layer.n_out))
         for start in range(0, layer.n_out, _N_ROWS):
@@ -116,9 +108,3 @@ def each_normed(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarr
     if block.bias is not None:
         normed += weights.vector(block.bias)
     return normed.reshape(x.shape)
-
-
-def _dequantised(tensor: Tensor) -> np.ndarray:
-    """The values of a tensor, float32 in its shape, or int32."""
-    kind = tensor.type.integers
-    return np.array(tensor.floats() if kind is None else tensor.data.view(kind).reshape(tensor.shape))

@@ -10,7 +10,7 @@ from augury.backends.numba_cpu.kernels import recurrence, recurrent_ends
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work
-from augury.blocks import Activation, GateKind, LinearRecurrence, Vector
+from augury.blocks import Activation, GateKind, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Scope, Value
 
@@ -124,7 +124,8 @@ class RecurEmitter(OperationEmitter[Recur]):
 
     def __init__(self, operation: Recur, scope: Scope) -> None:
         super().__init__(operation, scope)
-        self._kernel = _recurrence_kernel(operation.heads)
+        heads, kinds = operation.heads, ("has_delta", "is_by_channel", "is_by_key")
+        self._kernel = recurrence.recurrence_kernel(**{kind: getattr(heads, kind) for kind in kinds})
         self.kernels = (self._kernel, recurrence.keep)
 
     def place(self, placed: Placed) -> None:
@@ -202,10 +203,6 @@ class GateEmitter(OperationEmitter[Gate]):
     @property
     def written(self) -> tuple[Value, ...]:
         return (self.operation.y, self.operation.out)
-
-
-def _recurrence_kernel(heads: LinearRecurrence) -> Any:
-    return recurrence.recurrence_kernel(has_delta=heads.has_delta, is_by_channel=heads.is_by_channel, is_by_key=heads.is_by_key)
 
 
 def _by_block(a: np.ndarray) -> np.ndarray:
