@@ -42,6 +42,7 @@ from augury.blocks.transformer import (
     Projection as Projection,
     SecondStream as SecondStream,
 )
+from augury.lowering.operation import HasKernels as HasKernels
 from augury.lowering.parts import (
     Activation as Activation,
     BlockTensors as BlockTensors,
@@ -49,7 +50,6 @@ from augury.lowering.parts import (
     Experts as Experts,
     GateKind as GateKind,
     Gating as Gating,
-    HasKernels as HasKernels,
     HasParts as HasParts,
     Integers as Integers,
     Linear as Linear,

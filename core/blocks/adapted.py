@@ -9,9 +9,8 @@ import numpy as np
 from attrs import evolve, fields
 
 from augury.errors import ModelFileError, UnsupportedError
-from augury.lowering.low_rank import LowRank
 from augury.lowering.operations import Multiply
-from augury.lowering.parts import HasParts, Linear
+from augury.lowering.parts import HasParts, Linear, LowRank
 
 if TYPE_CHECKING:
     from augury.blocks.plan import ModelPlan

@@ -11,7 +11,8 @@ from attrs import field, fields, frozen
 from augury.errors import PluginError, UnsupportedError
 from augury.guard import describe
 from augury.lowering.builder import Builder
-from augury.lowering.parts import Convolution, HasKernels, HasParts, LinearRecurrence
+from augury.lowering.operation import HasKernels
+from augury.lowering.parts import Convolution, HasParts, LinearRecurrence
 from augury.lowering.rewrites import with_low_ranks
 
 if TYPE_CHECKING:

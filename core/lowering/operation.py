@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING, Any, Self
+from pkgutil import resolve_name
+from types import CodeType, MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from attrs import Factory, evolve, field, fields, frozen
-
-from augury.lowering.parts import HasKernels
 
 if TYPE_CHECKING:
     from augury.lowering.parts import SequenceState
@@ -53,6 +52,24 @@ class CachedRows:
 def makes(out: Callable[[Any], Any]) -> Any:
     """A field `out` that is made of the operation's other fields, if it is not given."""
     return field(default=Factory(out, takes_self=True))
+
+
+class HasKernels:
+    """A part that backends need not know, because its package says how they compute it.
+
+    Attributes:
+        kernels: By the name of a backend, its kernel or emitter there, or the place of that as "module:name", which is imported
+            for a model that has it.
+    """
+
+    __slots__ = ()
+    kernels: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    @classmethod
+    def kernel_for(cls, backend: str) -> Any:
+        """The entry of `kernels` for a backend, or None."""
+        found = cls.kernels.get(backend)
+        return resolve_name(found) if isinstance(found, str) else found
 
 
 @frozen(eq=False)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from enum import Enum
-from pkgutil import resolve_name
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from attrs import field, fields, frozen
-
-from augury.lowering.low_rank import LowRank  # noqa: TC001 - fields are checked by their types
 
 
 @frozen
@@ -29,24 +24,6 @@ class HasParts:
     def linears(self) -> tuple[Linear, ...]:
         """Its matrices, which multiply rows."""
         return tuple(part for part in self.tensors() if isinstance(part, Linear))
-
-
-class HasKernels:
-    """A part that backends need not know, because its package says how they compute it.
-
-    Attributes:
-        kernels: By the name of a backend, its kernel or emitter there, or the place of that as "module:name", which is imported
-            for a model that has it.
-    """
-
-    __slots__ = ()
-    kernels: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-
-    @classmethod
-    def kernel_for(cls, backend: str) -> Any:
-        """The entry of `kernels` for a backend, or None."""
-        found = cls.kernels.get(backend)
-        return resolve_name(found) if isinstance(found, str) else found
 
 
 class Activation(Enum):
@@ -92,6 +69,19 @@ class RowSelection:
     def of(self, stored: np.ndarray) -> np.ndarray:
         """A view of these rows of a stored tensor (n_stored, ...): (groups, size, ...)."""
         return stored.reshape(-1, self.step, *stored.shape[1:])[:, self.first : self.first + self.size]
+
+
+@frozen(eq=False)
+class LowRank:
+    """y += up.T (s * (down x)): s has for each of R rows the scale that its adapter has in the token's slot.
+
+    A row whose scale is 0 adds nothing, so that y keeps its bits. Several adapters' rows follow one another.
+    """
+
+    down: np.ndarray = field(repr=False)  # (R, n_in) float32
+    up: np.ndarray = field(repr=False)  # (R, n_out) float32
+    adapters: np.ndarray = field(repr=False)  # (R,) int32, of each row the column in `Batch.scales`
+    n_adapters: int  # of these columns
 
 
 @frozen

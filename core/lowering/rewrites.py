@@ -14,8 +14,7 @@ from augury.lowering.operation import Operation, Value
 from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multiply, Normalize
 
 if TYPE_CHECKING:
-    from augury.lowering.low_rank import LowRank
-    from augury.lowering.parts import Linear
+    from augury.lowering.parts import Linear, LowRank
 
 
 @frozen(eq=False)
