@@ -87,14 +87,9 @@ class BlockEmitter(lowering.BlockEmitter):
         for emitter in (*self._early, *self._emitters):
             emitter.place(placed)
 
-    def emit(self, tape: Tape) -> None:
-        self._emit(tape, self._emitters)
-
-    def emit_kept(self, tape: Tape) -> None:
-        """Write its records as far as something is kept of tokens, because nobody reads the result."""
-        self._emit(tape, self._emitters[: self._n_keeping])
-
-    def _emit(self, tape: Tape, emitters: Sequence[OperationEmitter[Any]]) -> None:
+    def emit(self, tape: Tape, *, is_read: bool = True) -> None:
+        """Write its other records; if nobody reads the result, as far as something is kept of tokens."""
+        emitters = self._emitters if is_read else self._emitters[: self._n_keeping]
         tape.kept[self._build.x] = tape.seen
         if (embedded := tape.space.embedded) is not None:
             tape.kept[self._build.embedded] = embedded

@@ -150,10 +150,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
         for n, (block, emitter) in sorted(blocks, key=lambda each: each[0] > 0 and not each[1][0].is_parallel):
             left = writing.set_apart(f"y {n}") if n and block.is_parallel else []  # while x is as it was
             self._streams.read(writing, block.connection)
-            if is_read or n + 1 < len(blocks):
-                emitter.emit(writing)
-            else:
-                emitter.emit_kept(writing)
+            emitter.emit(writing, is_read=is_read or n + 1 < len(blocks))
             self._streams.write(writing, block.connection)
             if n >= layer.n_parallel and block.is_parallel:  # others do not see its addition
                 apart += writing.take_pending()

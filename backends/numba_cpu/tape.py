@@ -20,9 +20,7 @@ from augury.blocks import Linear, Matrices, ModelPlan, Norm, Output
 from augury.lowering import Value
 from augury.profile import KernelTime
 
-GIVEN = "given"
-"""The buffer of an output's normed x for features."""
-
+GIVEN = "given"  # the buffer of an output's normed x for features
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for the thread that does it
 KERNELS = (step.add_norm, step.quantize, step.multiply, step.copy_rows)
 
@@ -117,8 +115,7 @@ class Workspace:
         return self._named[name, width]
 
 
-Addition = tuple[int, Norm | None]
-"""The address of rows that are added to x, normed or as they are."""
+Addition = tuple[int, Norm | None]  # the address of rows that are added to x, normed or as they are
 
 
 @define(eq=False)

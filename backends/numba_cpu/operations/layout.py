@@ -15,11 +15,8 @@ from augury.blocks import Norm
 from augury.lowering import Operation, Value
 from augury.lowering.rewrites import AddLowRank, FeedExpertsAndAdd
 
-HIDDEN = "hidden states"
-"""The buffer of the hidden states that a layer which predicts further tokens is given."""
-
-INPUTS = "layer inputs"
-"""The buffer of rows that the embedding makes for all layers, in whole panels."""
+HIDDEN = "hidden states"  # the buffer of those that a layer which predicts further tokens is given
+INPUTS = "layer inputs"  # the buffer of rows that the embedding makes for all layers, in whole panels
 
 _PLACELESS = op.Route | op.Choose | op.ChooseByHead  # their values lie in buffers of their own
 _HEADS = op.PrepareHeads | op.PrepareLatents | op.MultiplyHeads | op.Attend
