@@ -21,7 +21,6 @@ from augury.blocks.drafting import (
     Injection as Injection,
     MtpInput as MtpInput,
 )
-from augury.blocks.experts import MixtureOfExperts as MixtureOfExperts
 from augury.blocks.latent import LatentAttention as LatentAttention
 from augury.blocks.plan import Layer as Layer, ModelPlan as ModelPlan, MtpLayer as MtpLayer
 from augury.blocks.recurrent import (
@@ -38,6 +37,7 @@ from augury.blocks.transformer import (
     FeedForward as FeedForward,
     LayerInput as LayerInput,
     LayerInputs as LayerInputs,
+    MixtureOfExperts as MixtureOfExperts,
     Output as Output,
     Projection as Projection,
     SecondStream as SecondStream,

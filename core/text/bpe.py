@@ -57,7 +57,7 @@ class BytePairCodec(Codec):
 
     def encode(self, text: str) -> list[int]:
         """Encode text; a byte that the vocabulary has no token for is left out."""
-        if self._pre.escapes_spaces:
+        if not self._pre.is_byte_level:
             text = text.replace(" ", SPACE)
         if not self._pre.takes_newlines:
             return self._encode(text)
@@ -75,8 +75,7 @@ class BytePairCodec(Codec):
 
     def spell(self, text: str) -> bytes:
         if not self._pre.is_byte_level:
-            text = text.replace(SPACE, " ") if self._pre.escapes_spaces else text
-            return text.encode("utf-8", "surrogateescape")
+            return super().spell(text)
         try:
             return bytes([_BYTES[character] for character in text])
         except KeyError:  # not byte-level: the text itself is meant

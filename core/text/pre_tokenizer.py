@@ -32,9 +32,8 @@ class PreTokenizer:
         patterns: cut one after the other.
         takes_whole_words: a word that is a token is that token, without merges.
         adds_bos: unless the file says otherwise, a text begins with the beginning-of-sequence token.
-        is_byte_level: tokens are written in one character per byte. Otherwise they are written as they are, and a character
-            without a token is made of the tokens `<0x00>` to `<0xFF>`.
-        escapes_spaces: tokens hold "▁" where text holds a space.
+        is_byte_level: tokens are written in one character per byte. Otherwise they are written as they are, but for spaces,
+            which are "▁", and a character without a token is made of the tokens `<0x00>` to `<0xFF>`.
         takes_newlines: text is cut at newlines, and a run of them that is a token is that token.
     """
 
@@ -42,7 +41,6 @@ class PreTokenizer:
     takes_whole_words: bool = field(default=False, kw_only=True)
     adds_bos: bool = field(default=False, kw_only=True)
     is_byte_level: bool = field(default=True, kw_only=True)
-    escapes_spaces: bool = field(default=False, kw_only=True)
     takes_newlines: bool = field(default=False, kw_only=True)
 
 
@@ -122,7 +120,7 @@ _DEEPSEEK_CJK = r"[[一-龥ࠀ-一가-퟿]&&\S]+"
 _PORO = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 _LLAMA_BPE = PreTokenizer((_LLAMA3,), takes_whole_words=True, adds_bos=True)
-_GEMMA4 = PreTokenizer((), is_byte_level=False, escapes_spaces=True, takes_newlines=True)
+_GEMMA4 = PreTokenizer((), is_byte_level=False, takes_newlines=True)
 
 _PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     name: pre
@@ -178,7 +176,7 @@ _PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             ),
         ),
         ("gemma4 granite-embed-multi-311m", _GEMMA4),
-        ("sarvam-moe", PreTokenizer((_NEWLINES,), is_byte_level=False, escapes_spaces=True)),
+        ("sarvam-moe", PreTokenizer((_NEWLINES,), is_byte_level=False)),
     )
     for name in names.split()
 }
