@@ -236,7 +236,9 @@ class Loader:
         """
 
         def make() -> EngineContext:
-            file = self.open(reference) if purpose != "draft" else self._open_draft(reference, options.quant)
+            file = self.open(reference)
+            if purpose == "draft":  # one that was published as floats gets as many bits as the target, unless told
+                file = self._files[str(reference)] = self._quantized(file, options.quant, self._target)
             named = self._backend if backend is None else make_backend(self.registry, backend)
             if purpose == "draft" and self._target is not None:
                 file.borrow_from(self._target)
@@ -277,13 +279,6 @@ class Loader:
             return self.contexts[-1]
 
         return self.shared.get(("model", purpose, str(reference), options, backend, plan_name), make)
-
-    def _open_draft(self, reference: str | Path, quant: str | None) -> ModelFile:
-        """The file of a draft model; one that was published as floats gets as many bits as the target, unless told."""
-        opened = self.open(reference)
-        if (file := self._quantized(opened, quant, self._target)) is not opened:
-            self._files[str(reference)] = file
-        return file
 
     def _quantized(self, file: ModelFile, quant: str | None, target: ModelFile | None) -> ModelFile:
         if quant is None and target is not None and file.path.is_dir():

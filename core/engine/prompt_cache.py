@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from operator import itemgetter
 from time import time
 
 import numpy as np
@@ -96,12 +97,12 @@ class PromptCache:
         """How much of a prompt is kept, in which blocks, and how much of it the last tails with a state have, with these."""
         blocks = list(self._whole_blocks(prompt))
         if not self._is_recurrent:
-            n, last = max(self._beginnings(prompt, blocks), key=_end, default=(0, None))
+            n, last = max(self._beginnings(prompt, blocks), key=itemgetter(0), default=(0, None))
             return len(blocks) * _BLOCK + n, blocks if last is None else [*blocks, last], []
         ends = list[tuple[int, KeptBlock]]()
         for depth in range(len(blocks), -1, -1):
             found = [(depth * _BLOCK + n, tail) for n, tail in self._beginnings(prompt, blocks[:depth])]
-            ends += sorted(found, key=_end, reverse=True)
+            ends += sorted(found, key=itemgetter(0), reverse=True)
             if len(ends) >= _N_COPIES:
                 break
         if not ends:
@@ -248,10 +249,6 @@ class PromptCache:
 def _root_of(variant: str) -> str:
     """What stands for the block before the first of a text; see `Adapters.variant`."""
     return block_name("", variant.encode()) if variant else ""
-
-
-def _end(found: tuple[int, KeptBlock]) -> int:
-    return found[0]
 
 
 def _n_common(one: np.ndarray, other: np.ndarray) -> int:

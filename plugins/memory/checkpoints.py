@@ -26,8 +26,7 @@ from attrs import Factory, define, frozen
 
 from augury.batch import Reservation
 from augury.errors import UnsupportedError
-from augury.hookspecs import hookimpl
-from augury.interfaces import MemoryManager, Opened
+from augury.interfaces import Opened
 from augury.log import get_logger
 from augury.options import option
 from augury.plugins.memory.contiguous import Contiguous
@@ -305,9 +304,3 @@ class Checkpoints(Contiguous):
     def memory_table(self) -> Sequence[Allocation]:
         most = self.spec.n_slots * self._n_copies * self.spec.n_bytes_per_sequence
         return [Allocation("checkpoints, at most", min(most, self.options.mem_budget * _MIB))]
-
-
-@hookimpl
-def augury_memory_managers() -> Iterable[type[MemoryManager]]:
-    """Offer `checkpoints`."""
-    return [Checkpoints]

@@ -8,13 +8,12 @@ import numpy as np
 
 from augury.batch import Reservation
 from augury.errors import CapacityError, UnsupportedError
-from augury.hookspecs import hookimpl
 from augury.interfaces import MemoryManager, Opened
 from augury.slot_states import join_parts, split_parts
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from augury.slot_states import SlotStates
 
@@ -179,15 +178,3 @@ class Contiguous(MemoryManager):
     @property
     def n_bytes(self) -> int:
         return self.spec.n_slots * self.spec.n_ctx * self.spec.n_bytes_per_position
-
-
-@hookimpl
-def augury_memory_managers() -> Iterable[type[MemoryManager]]:
-    """Offer `contiguous`."""
-    return [Contiguous]
-
-
-@hookimpl(trylast=True)
-def augury_choose(kind: str, names: Sequence[str]) -> str | None:
-    """Recommend `contiguous`."""
-    return "contiguous" if kind == "memory" and "contiguous" in names else None
