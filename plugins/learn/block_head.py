@@ -32,17 +32,11 @@ _N_AT_ONCE = 4096  # rows of the embedding
 
 @frozen
 class BlockSizes(HeadSizes):
-    """The size of a block head.
+    """The size of a block head."""
 
-    Attributes:
-        mask: The token that stands for the drafted ones.
-        n_block: Tokens that a block drafts.
-        rank: R, values of a token for the logits that are added after it.
-    """
-
-    mask: int = 0
-    n_block: int = 4
-    rank: int = 128
+    mask: int = 0  # the token that stands for the drafted ones
+    n_block: int = 4  # tokens that a block drafts
+    rank: int = 128  # R, values of a token for the logits that are added after it
 
     architecture = "dflash"
     drafter = "draft-dspark"
@@ -52,7 +46,6 @@ class BlockSizes(HeadSizes):
 
     @property
     def n_steps(self) -> int:
-        """See `HeadSizes.n_steps`."""
         return self.n_block
 
     @property
@@ -120,13 +113,11 @@ class BlockSizes(HeadSizes):
 
     @property
     def stored_shapes(self) -> dict[str, tuple[int, ...]]:
-        """See `HeadSizes.stored_shapes`."""
         found = self.shapes | {"markov_w1.weight": (self.n_vocab, self.rank)}
         del found["features.weight"]
         return found
 
     def weights_of(self, head: ModelFile, first: Weights, target: TargetTensors) -> Weights:
-        """See `HeadSizes.weights_of`."""
         found = {name: head.tensor(name).floats().copy() for name in self.shapes if name != "features.weight"}
         tokens = np.random.default_rng(0).permutation(self.n_vocab)[: 4 * self.n_embd]
         rows, _, _, _ = np.linalg.lstsq(_normed(target.embedding(tokens)), found["markov_w1.weight"][tokens], rcond=None)
@@ -134,7 +125,6 @@ class BlockSizes(HeadSizes):
         return found | {"features.weight": scale, "fc.weight": found["fc.weight"] / scale, "markov_w1.weight": rows.T.copy()}
 
     def stored(self, weights: Weights, target: TargetTensors) -> Weights:
-        """See `HeadSizes.stored`."""
         kept = {**weights, "fc.weight": weights["fc.weight"] * weights["features.weight"]}
         del kept["features.weight"]
         chunks = np.array_split(np.arange(target.n_vocab), -(-target.n_vocab // _N_AT_ONCE))
@@ -142,7 +132,6 @@ class BlockSizes(HeadSizes):
         return kept | {"markov_w1.weight": np.concatenate(made)}
 
     def describe(self, writer: GGUFWriter) -> None:
-        """See `LlamaSizes.describe`."""
         self._describe_head(writer)
         writer.add_uint32("dflash.block_size", self.n_block)
         writer.add_mask_token_id(self.mask)

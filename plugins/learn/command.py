@@ -96,7 +96,6 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 
 def _hours(text: str) -> float:
-    """The type of `--hours`."""
     try:
         found = float(text)
     except ValueError:
@@ -162,7 +161,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    """See that flags fit together, and that the head may be written."""
     if bool(args.file) == (args.prompts is not None):
         found = "both" if args.file else "neither"
         raise OptionError(f"{found} of -f and --prompts; give texts with -f, or prompts for the model to answer with --prompts")
@@ -188,11 +186,7 @@ def _check_output(path: Path) -> None:
 
 
 def _check_memory(sizes: head.HeadSizes) -> None:
-    """See that the training fits.
-
-    Raises:
-        CapacityError: It does not.
-    """
+    """See that the training fits. Raises CapacityError: it does not."""
     of_weights = 6 * sizes.n_weights + sizes.n_drafted * sizes.n_embd  # Adam's before and after, and the output
     n_logits = sizes.n_steps * head.N_BATCH * head.N_ROW * sizes.n_drafted
     n_bytes = 4 * (of_weights + 4 * n_logits)  # logits, and their derived arrays
@@ -248,8 +242,7 @@ class _Training:
 
     def train(self, pieces: Sequence[Piece], n_held_out: int) -> None:
         """Train a head, from the first one if there is one, and write it each time that it is better."""
-        from augury.plugins.learn.fitting import Corpus, fit
-        from augury.plugins.learn.training import Trainer
+        from augury.plugins.learn.training import Corpus, Trainer, fit
 
         recorded, schedule, target, first, seed = self.recorded, self.schedule, self.target, self.first, self.params["seed"]
         sizes = recorded.sizes
@@ -294,7 +287,7 @@ def _export(args: argparse.Namespace, values: Mapping[str, np.ndarray] | None = 
 
 def _report(args: argparse.Namespace, params: Mapping[str, Any], sizes: head.HeadSizes, held_out: Sequence[Piece]) -> None:
     """Let the engine go on from texts held out, with the head and without, and report acceptance and speed."""
-    from augury.plugins.learn.fitting import percent
+    from augury.plugins.learn.training import percent
 
     params = {**params, "max_tokens": _N_WRITTEN, "cache_prompt": False}
     texts = [piece.tokens for piece in held_out[:_N_MEASURED]]

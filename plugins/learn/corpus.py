@@ -48,11 +48,7 @@ def read_texts(paths: Iterable[Path]) -> list[Prompt]:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file of JSON lines.
-
-    Raises:
-        AuguryError: It cannot be read, a line is no prompt, or there is none.
-    """
+    """The prompts of a file of JSON lines. Raises AuguryError: it cannot be read, a line is no prompt, or there is none."""
     return _checked(prompts_of_lines(read_text(path), str(path)), "--prompts")
 
 
@@ -69,11 +65,7 @@ def most_tokens(prompts: Iterable[Prompt], max_tokens: int) -> int:
 
 
 def encoded(engine: Engine, texts: Iterable[Prompt]) -> Iterator[np.ndarray]:
-    """Texts as tokens (T,) int32.
-
-    Raises:
-        AuguryError: The model has no tokenizer or template for one, or no such token.
-    """
+    """Texts as tokens (T,) int32. Raises AuguryError: the model has no tokenizer or template for one, or no such token."""
     for text in texts:
         if text.messages is not None:
             if engine.chat_template is None:
@@ -101,13 +93,7 @@ def answered(
 ) -> list[np.ndarray]:
     """Prompts with the model's own answers, (T,) int32 each; those written earlier are taken up. What they are made of is kept.
 
-    Args:
-        engine: Of the model.
-        prompts: In order.
-        params: How to sample; a prompt's own come first.
-        recorded: Keeps answers and their hidden states.
-        is_enough: Whether no prompt is answered once there are so many tokens.
-        progress: Told how many are answered.
+    A prompt's own parameters go before `params`. No further prompt is answered once there are so many tokens that `is_enough`.
     """
     texts, made = recorded.answers(), list[np.ndarray]()
     asked: deque[tuple[Running, HiddenStates]] = deque()
@@ -145,13 +131,8 @@ def cut_texts(
 ) -> tuple[list[list[Piece]], dict[str, tuple[Path, slice]]]:
     """Pieces of texts (T,) int32, of `n_piece` tokens at most, and where the hidden states of some are.
 
-    Of a text whose hidden states are known these tokens are taken, of others all. A piece of the latter is a text of its own.
-
-    Args:
-        texts: In any order.
-        n_piece: See above.
-        known: See `collected`.
-        width: Of a row.
+    Of a text whose hidden states are known (see `collected`) these tokens are taken, of others all. A piece of the latter is a
+    text of its own.
 
     Returns:
         The pieces of each text, and by a piece's name a file and the rows in it.

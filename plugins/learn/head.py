@@ -29,15 +29,9 @@ if TYPE_CHECKING:
 Weights = dict[str, np.ndarray]
 """By the tensors' names in the file; float32, matrices (n_out, n_in)."""
 
-N_ROW = 256
-"""Tokens of a row of texts. A head looks back at no more while it is trained, nor when it drafts."""
-
-N_BATCH = 4
-"""Rows that are learnt from at once."""
-
-N_STEPS = 3
-"""Tokens of a draft that heads are judged by, and EAGLE-3 heads are trained for, one more in each stage."""
-
+N_ROW = 256  # tokens of a row of texts: a head looks back at no more while it is trained, nor when it drafts
+N_BATCH = 4  # rows that are learnt from at once
+N_STEPS = 3  # tokens of a draft that heads are judged by, and EAGLE-3 heads are trained for, one more in each stage
 _HEAD_DIMS = (128, 64, 32, 16, 8, 4, 2)
 N_DRAFTED = 8192  # tokens that a head drafts unless told otherwise
 _FF_BLOCK = 32  # weights of a block of Q8_0 and Q4_0, of which a row has whole ones
@@ -58,16 +52,10 @@ class Sample:
 
 @frozen
 class HeadSizes(LlamaSizes):
-    """The size of a head, and its features; width, vocabulary and context are the target's.
+    """The size of a head, and its features; width, vocabulary and context are the target's."""
 
-    Attributes:
-        layers: The numbers of the target's layers whose inputs it reads.
-        n_drafted: V_d, how many tokens it drafts.
-        rope_base: Of its positions.
-    """
-
-    layers: tuple[int, ...]
-    n_drafted: int
+    layers: tuple[int, ...]  # the numbers of the target's layers whose inputs it reads
+    n_drafted: int  # V_d, how many tokens it drafts
     rope_base: float = 10000.0
 
     architecture = "eagle3"
@@ -79,13 +67,7 @@ class HeadSizes(LlamaSizes):
 
     @classmethod
     def for_target(cls, file: ModelFile, plan: ModelPlan, name: str, n_drafted: int) -> Self:
-        """The sizes of a head for a target: an early, a middle and a late layer, as EAGLE-3 reads them.
-
-        Args:
-            file: The target's.
-            plan: The target's.
-            name: The target's, for people.
-            n_drafted: How many tokens it drafts, at most.
+        """The sizes of a head for a target that people call `name`: an early, a middle and a late layer, as EAGLE-3 reads them.
 
         Raises:
             UnsupportedError: Its layers tell no hidden states.
@@ -114,11 +96,6 @@ class HeadSizes(LlamaSizes):
 
     def of_head(self, head: ModelFile, target: ModelFile, plan: ModelPlan) -> Self:
         """The sizes of a head that is there, for the same target.
-
-        Args:
-            head: The head.
-            target: The target's file.
-            plan: The target's.
 
         Raises:
             UnsupportedError: It is of another kind than heads that are trained here, or for another target.
@@ -197,11 +174,6 @@ class HeadSizes(LlamaSizes):
 
         The late layer's feature goes straight to the output. Features are brought to one scale. Each position attends to itself
         at first, because its keys are its queries, or the head would be told hardly anything of the token that it goes on from.
-
-        Args:
-            target: Lends the norm of its output.
-            sample: Of what the head is to read.
-            seed: Of the random weights.
         """
         weights, n_embd = self._drawn(seed), self.n_embd
         for name in ("fc.weight", "blk.0.attn_output.weight", "blk.0.ffn_down.weight"):
@@ -225,12 +197,10 @@ class HeadSizes(LlamaSizes):
         return weights
 
     def describe(self, writer: GGUFWriter) -> None:
-        """See `LlamaSizes.describe`."""
         self._describe_head(writer)
         writer.add_uint32("eagle3.target_hidden_size", self.n_embd)
 
     def _describe_head(self, writer: GGUFWriter) -> None:
-        """What heads of all kinds tell."""
         super().describe(writer)
         writer.add_rope_freq_base(self.rope_base)
         writer.add_sliding_window(N_ROW)
@@ -274,7 +244,6 @@ def _layers_of(n: int) -> tuple[int, ...]:
 
 
 def _features_of(layers: Iterable[int]) -> tuple[str, ...]:
-    """The names of the inputs of layers."""
     return tuple(f"layer.{number - 1}" if number else "embedding" for number in layers)
 
 
@@ -321,11 +290,7 @@ def draft_vocabulary(texts: Iterable[np.ndarray], n_vocab: int, n_drafted: int) 
 
 
 def write_first_head(path: Path, target: ModelFile, plan: ModelPlan, name: str) -> None:
-    """Write a head that has learnt nothing, for the target `name`.
-
-    Raises:
-        UnsupportedError: There can be no head for it.
-    """
+    """Write a head that has learnt nothing, for the target `name`. Raises UnsupportedError: there can be no head for it."""
     sizes, tensors = HeadSizes.for_target(target, plan, name, N_DRAFTED), TargetTensors(target, plan)
     tokens = np.arange(sizes.n_drafted, dtype=np.int32)
     sample = Sample(np.ones((1, len(sizes.layers) * sizes.n_embd), np.float32), tokens[:1])
@@ -336,15 +301,9 @@ def write_first_head(path: Path, target: ModelFile, plan: ModelPlan, name: str) 
 def write_head(
     path: Path, sizes: HeadSizes, target: ModelFile, tokens: np.ndarray, weights: Mapping[str, np.ndarray], output: np.ndarray
 ) -> None:
-    """Write a head as a GGUF file, whole or not at all.
+    """Write a head that drafts `tokens` (V_d,) int32 as a GGUF file, whole or not at all; `output` is (V_d, E) float32.
 
-    Args:
-        path: The file.
-        sizes: The sizes of the head.
-        target: Whose tokenizer the file repeats, as llama.cpp expects it.
-        tokens: (V_d,) int32 that it drafts.
-        weights: Its tensors, without the output.
-        output: (V_d, E) float32, the output.
+    The file repeats the target's tokenizer, as llama.cpp expects it.
     """
     with gguf_file(path, sizes.architecture, is_durable=True) as writer:
         writer.add_name(f"{sizes.title} for {target.get('general.name', str, target.path.stem)}")

@@ -16,15 +16,9 @@ from augury.log import get_logger
 
 @frozen(eq=False)
 class Piece:
-    """Tokens of a text from `start` on.
+    """Tokens of a text from `start` on, which have hidden states, but for the last: an answer ends before that is computed."""
 
-    Attributes:
-        text: (T,) int32, up to the piece's end. Hidden states are those of the piece in it, and of all tokens but the last: an
-            answer ends before that is computed.
-        start: Where the piece begins.
-    """
-
-    text: np.ndarray
+    text: np.ndarray  # (T,) int32, up to the piece's end
     start: int = 0
 
     @property
@@ -51,17 +45,11 @@ _MAX = float(np.finfo(np.float16).max)
 
 @define(eq=False)
 class HiddenStates:
-    """Those of the tokens of one request's text that were computed, in the order of a head's columns, as float16.
+    """Those of the tokens of one request's text that were computed, in the order of a head's columns, as float16."""
 
-    Attributes:
-        columns: Their names, one after another in a row; some may be the same.
-        n_embd: E; of several residual streams the mean is kept, and the largest are those of float16.
-        first: The position of the first token; those before were reused.
-    """
-
-    columns: tuple[str, ...]
-    n_embd: int
-    first: int = 0
+    columns: tuple[str, ...]  # their names, one after another in a row; some may be the same
+    n_embd: int  # E; of several residual streams the mean is kept, and the largest are those of float16
+    first: int = 0  # the position of the first token; those before were reused
     _tokens: list[np.ndarray] = field(factory=list, init=False)
     _rows: list[np.ndarray] = field(factory=list, init=False)
     _end: int = field(default=-1, init=False)

@@ -27,29 +27,17 @@ class Recorded:
     """The folder of one training, which is made when something is to be kept, in a `with` statement: no other run may have it.
 
     `take_up` comes before all else.
-
-    Attributes:
-        folder: Which.
-        sizes: The sizes of the head; they determine the recorded features.
     """
 
-    sizes: HeadSizes
+    sizes: HeadSizes  # of the head, which determine the recorded features
 
     def __init__(self, folder: Path) -> None:
-        """Do nothing yet.
-
-        Args:
-            folder: Beside the head.
-        """
+        """Do nothing yet; the folder is beside the head."""
         self.folder = folder
         self._lock = AtomicFile(folder, waits=False)  # whose part is beside the folder; it is never published
 
     def __enter__(self) -> Self:
-        """Keep other runs out.
-
-        Raises:
-            AuguryError: One has the folder.
-        """
+        """Keep other runs out. Raises AuguryError: one has the folder."""
         try:
             self._lock.__enter__()
         except BlockingIOError:
@@ -66,11 +54,7 @@ class Recorded:
         return not self.folder.exists() or all(path.name.startswith(".") for path in self.folder.iterdir())
 
     def take_up(self, sizes: HeadSizes, setup: Mapping[str, Any]) -> None:
-        """Take up what is in the folder, where there is one.
-
-        Args:
-            sizes: The sizes of the head.
-            setup: All that the training depends on, as JSON.
+        """Take up what is in the folder, where there is one; `setup` is all that the training depends on.
 
         Raises:
             AuguryError: It holds another training, or is no folder.
@@ -180,11 +164,7 @@ def recorded_bytes(sizes: HeadSizes) -> int:
 
 
 def check_disk(folder: Path, n_bytes: int) -> None:
-    """See that a disk has room.
-
-    Raises:
-        CapacityError: It has not.
-    """
+    """See that a disk has room. Raises CapacityError: it has not."""
     if (found := shutil.disk_usage(folder).free) < n_bytes:
         raise CapacityError(
             f"learning keeps up to {n_bytes >> 20} MiB beside the head, but {folder} has {found >> 20} MiB free; "

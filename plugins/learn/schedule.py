@@ -30,11 +30,7 @@ _HELD_OUT = 1 / 19  # batches held out for each that is learnt from
 
 
 class Schedule:
-    """The time of one training, of all its runs together.
-
-    Attributes:
-        n_pieces: Of how many pieces of text it learns; None: that is not decided yet.
-    """
+    """The time of one training, of all its runs together. It learns from `n_pieces` of text; None while that is not decided."""
 
     def __init__(
         self,
@@ -44,15 +40,7 @@ class Schedule:
         say: Callable[[str], None],
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Go on with the schedule of an earlier run, if there was one.
-
-        Args:
-            recorded: Keeps it.
-            hours: For all; None: no limit.
-            n_epochs: At most.
-            say: Told what to expect.
-            clock: Seconds.
-        """
+        """Go on with the schedule of an earlier run, if there was one. `hours` are for all of them; None: no limit."""
         kept = (recorded.load("schedule") or {}) if hours is not None else {}
         self._recorded, self._n_epochs, self._say, self._clock = recorded, n_epochs, say, clock
         self._limit_s = np.inf if hours is None else hours * 3600
@@ -83,8 +71,8 @@ class Schedule:
         Raises:
             OptionError: This takes the time that there is.
         """
+        from augury.plugins.learn.losses import TrainingBatch
         from augury.plugins.learn.training import Trainer
-        from augury.plugins.learn.training_math import TrainingBatch
 
         rng, shape = np.random.default_rng(0), (N_BATCH, N_ROW)
         sample = Sample(np.ones((1, 3 * sizes.n_embd), np.float32), np.zeros(1, np.int32))

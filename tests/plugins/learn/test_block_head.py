@@ -12,10 +12,10 @@ from support.head_rig import REGISTRY, Rig
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.loader import plan_of
-from augury.plugins.learn import block_losses, fitting, head, training
+from augury.plugins.learn import head, losses, training
 from augury.plugins.learn.block_head import BlockSizes
 from augury.plugins.learn.head import TargetTensors, write_head
-from augury.plugins.learn.training_math import TrainingBatch, exact_product
+from augury.plugins.learn.losses import TrainingBatch, exact_product
 from augury.testing.tiny_model import write_tiny_model
 
 NAME, N_DRAFTED = "dflash-qwen3", 100
@@ -89,7 +89,7 @@ def test_training_computes_and_the_drafter_drafts_what_a_reference_does(block):
     )
     mask, anchors = target.embedding(np.int32(sizes.mask)), np.arange(n - sizes.n_block)
     how = {"mask": mask, "sizes": sizes, "product": exact_product, "anchors": anchors}
-    hidden, previous, logits = block_losses.drafted(weights, target.output(tokens), batch, **how)
+    hidden, previous, logits = losses.drafted(weights, target.output(tokens), batch, **how)
     sure = np.concatenate([hidden, previous], -1) @ weights["conf_proj.weight"][0] + weights["conf_proj.bias"]
     right = reference(path, target, sizes)
     for p in anchors.tolist():
@@ -139,7 +139,7 @@ def test_a_block_head_is_learnt_and_taken_up_to_the_same_one(capsys, tmp_path, m
     assert code == 0, err
     assert "of drafts were accepted up to token 1, 2, ..." in err
     assert "whole.gguf" in out
-    monkeypatch.setattr(fitting, "_SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(training, "_SAVE_EVERY_S", 0.0)
     step, calls = training.Trainer.step, iter(range(4))
 
     def interrupted(*given):

@@ -27,7 +27,7 @@ from augury.files.gguf import ModelFile
 from augury.files.models import open_model
 from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.plugins.learn import command, fitting, training, training_math
+from augury.plugins.learn import command, losses, training
 from augury.plugins.learn.corpus import answered, cut_texts, distinct, encoded, mixed, most_tokens, n_piece_of, read_prompts
 from augury.plugins.learn.head import N_ROW, N_STEPS, HeadSizes, Sample, TargetTensors, draft_vocabulary, write_head
 from augury.plugins.learn.hidden_states import Piece, cut, read_rows, write_rows
@@ -135,7 +135,7 @@ def interrupted(method, n):
 def test_an_interrupted_training_goes_on_to_the_same_head(model, learn, tmp_path, monkeypatch):
     whole, resumed = tmp_path / "whole.gguf", tmp_path / "resumed.gguf"
     assert learn(whole)[0] == 0
-    monkeypatch.setattr(fitting, "_SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(training, "_SAVE_EVERY_S", 0.0)
     for cls, name, n, kept in (
         (Recorded, "add_answers", 2, "answers.jsonl"),
         (Recorded, "add_rows", 9, "*.npy"),
@@ -182,7 +182,7 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
     features = np.hstack([told.features(each) for each in sizes.features])[None]
     embedded, is_there = target.embedding(np.int32(text[1:-1]))[None], np.ones((1, len(text) - 2), bool)
     outputs, texts = told.features("output")[None, 1:], is_there.astype(np.int32)
-    batch = training_math.TrainingBatch(features[:, :-1], embedded, outputs, texts, is_there, is_there)
+    batch = losses.TrainingBatch(features[:, :-1], embedded, outputs, texts, is_there, is_there)
     rig.loader.close()
     learning = trainer(first)
     while learning.n_steps < 30:
@@ -454,7 +454,7 @@ def test_texts_have_no_more_tokens_than_is_said(model):
 
 
 def test_batches_are_of_full_rows_and_judge_second_halves_by_what_the_head_drafts(monkeypatch):
-    monkeypatch.setattr(fitting, "N_ROW", 4)
+    monkeypatch.setattr(training, "N_ROW", 4)
     pieces = [Piece(np.int32(text)) for text in ([1, 2, 3, 4, 5, 6], [7, 8, 9, 8, 7, 8, 9, 8], [8, 8, 5, 9])]
     recorded = SimpleNamespace(
         sizes=SimpleNamespace(n_embd=1),
@@ -462,11 +462,11 @@ def test_batches_are_of_full_rows_and_judge_second_halves_by_what_the_head_draft
             np.tile(piece.tokens[:-1][start : start + n, None], 4) + np.float16([0, 0.25, 0.5, 0.75])
         ),
     )
-    corpus = fitting.Corpus(recorded, SimpleNamespace(embedding=lambda ids: ids[..., None]), pieces, 1, np.int32([5, 8, 9]))
+    corpus = training.Corpus(recorded, SimpleNamespace(embedding=lambda ids: ids[..., None]), pieces, 1, np.int32([5, 8, 9]))
     assert corpus.held_out == [[(0, 0, 4)]]
     assert corpus.rows == [[(1, 0, 4)], [(1, 4, 2), (2, 0, 2)]]
     batch = corpus.batch(corpus.rows[1:])
-    assert batch.features.shape == (fitting.N_BATCH, 4, 3)
+    assert batch.features.shape == (training.N_BATCH, 4, 3)
     assert batch.features[0, 1].tolist() == [8, 8.25, 8.5]
     assert batch.embedded[0, :, 0].tolist() == [8, 9, 8, 5]
     assert batch.outputs[0, :, 0].tolist() == [8.75, 9.75, 8.75, 5.75]
@@ -483,7 +483,7 @@ def test_features_come_to_one_scale():
     kept = np.random.default_rng(3).normal(0, np.geomspace(0.01, 100, 32), (40, 32)).astype(np.float16)
     kept[0] = 1000  # of a first token
     recorded = SimpleNamespace(sizes=sizes, window=lambda piece, start, n: kept[start : start + n])
-    corpus = fitting.Corpus(recorded, None, [Piece(np.zeros(41, np.int32))] * 2, 1, np.int32([0]))
+    corpus = training.Corpus(recorded, None, [Piece(np.zeros(41, np.int32))] * 2, 1, np.int32([0]))
     weights = sizes.first_weights(SimpleNamespace(norm=np.ones(8, np.float32)), corpus.sample(), 1)
     read = kept[8:, :24].astype(np.float32)
     read *= weights["enc.output_norm.weight"] / np.sqrt((read**2).mean(axis=1, keepdims=True))
@@ -530,7 +530,7 @@ def trained():
         corpus = SimpleNamespace(rows=[[]] * n_rows, batch=list, accepted=lambda trainer: [next(shares)])
         recorded = SimpleNamespace(load=saved.get, save=saved.__setitem__)
         how = {"n_batches": n_epochs * -(-n_rows // 4), "n_stages": N_STEPS} | how
-        fitting.fit(trainer, recorded, corpus, 1, lambda *told: None, told.append, kept.append, **how)
+        training.fit(trainer, recorded, corpus, 1, lambda *told: None, told.append, kept.append, **how)
         return learnt, told, [weights["n"] for weights in kept]
 
     return trained
@@ -562,8 +562,8 @@ def test_products_that_round_are_exact_where_nothing_is_to_be_rounded():
     def loss(product):
         return lambda x, rows: (product(x, rows) * wanted).sum()
 
-    rounded, exact = (jax.grad(loss(each), (0, 1))(x, rows) for each in (training_math.product, lambda x, rows: x @ rows.T))
-    assert np.array_equal(training_math.product(x, rows), x @ rows.T)
+    rounded, exact = (jax.grad(loss(each), (0, 1))(x, rows) for each in (losses.product, lambda x, rows: x @ rows.T))
+    assert np.array_equal(losses.product(x, rows), x @ rows.T)
     for found, expected in zip(rounded, exact, strict=True):
         assert np.array_equal(found, expected)
 
@@ -592,7 +592,7 @@ def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own(monkeypatch):
                 at = here[1].stop
         arrays["is_drafted"] = arrays["is_drafted"] > 0
         trainer = training.Trainer(sizes, weights, output, SimpleNamespace(softcap=None), 1e-2, 2)
-        batch = training_math.TrainingBatch(**arrays, texts=owners, is_there=owners > 0)
+        batch = losses.TrainingBatch(**arrays, texts=owners, is_there=owners > 0)
         right = trainer.accepted(batch)
         loss = trainer.step(batch, N_STEPS)
         return right.tolist(), loss, {name: values for name, values in trainer.saved().items() if ".mu" in name}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from augury.errors import OptionError
-from augury.plugins.learn import fitting, training
+from augury.plugins.learn import training
 from augury.plugins.learn.head import N_BATCH, N_ROW, N_STEPS, HeadSizes
 from augury.plugins.learn.schedule import Schedule
 
@@ -67,7 +67,7 @@ class Machine:
         corpus = SimpleNamespace(rows=[[]] * N_BATCH * n_of_epoch, batch=list, accepted=accepted)
         n_batches = schedule.plan(7, n_of_epoch, n_judged)
         nothing = (lambda *told: None,) * 3
-        fitting.fit(trainer, self, corpus, 1, *nothing, n_batches=n_batches, is_over=schedule.is_over, n_stages=N_STEPS)
+        training.fit(trainer, self, corpus, 1, *nothing, n_batches=n_batches, is_over=schedule.is_over, n_stages=N_STEPS)
         return trainer.n_steps / n_of_epoch
 
 
@@ -76,7 +76,7 @@ def machine(monkeypatch):
     def machine(*given):
         made = Machine(*given)
         monkeypatch.setattr(training, "Trainer", made.trainer)
-        monkeypatch.setattr(fitting, "monotonic", lambda: made.now)
+        monkeypatch.setattr(training, "monotonic", lambda: made.now)
         return made
 
     return machine
