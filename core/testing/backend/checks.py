@@ -16,7 +16,7 @@ from augury.errors import AuguryError, CapacityError, ModelFileError, OptionErro
 from augury.interfaces import Backend, Model
 from augury.passes import Pass
 from augury.registry import Registry
-from augury.testing.backend import subject as contract
+from augury.testing.backend import contract
 from augury.testing.backend.subject import N_CTX, BackendSubject, backend_subject
 from augury.testing.contract import Checks, Contract, try_examples
 from augury.testing.tiny_model import N_VOCAB

@@ -1,7 +1,4 @@
-"""A backend under test, the tiny models that it loads, and its contracts.
-
-`augury.backend.Model` and `augury.backend.Batch` say the same as these at length.
-"""
+"""A backend under test, and the tiny models that it loads."""
 
 from __future__ import annotations
 
@@ -22,54 +19,15 @@ from augury.loader import make_backend, plan_of
 from augury.options import build
 from augury.passes import Pass
 from augury.registry import Registry
+from augury.testing.backend import contract
 from augury.testing.contract import Contract, require_hypothesis
-from augury.testing.tiny_model import MTP as MTP_LAYER, N_EMBD, write_tiny_model
+from augury.testing.tiny_model import MTP, N_EMBD, write_tiny_model
 from augury.testing.toys import registry_with_toys
 from augury.types import ModelOptions
 
-LOGITS = Contract("Logits are the reference backend's, up to the backend's `tolerance`.", "augury.backend.Backend.tolerance")
-ROWS = Contract(
-    "A token's logits do not depend, to the bit, on what shares its pass nor on how earlier tokens were split into passes.",
-    "augury.backend.Model.forward",
-)
-THREADS = Contract("Nor do they depend on the number of threads.", "docs/architecture.md, “Why the output cannot change”")
-UNDO = Contract("What is stored again is forgotten.", "augury.backend.Batch")
-TREES = Contract("A tree's logits are, to the bit, those that each path would have as a chain.", "augury.backend.Batch")
-MOVES = Contract("States that are moved are those that they were.", "augury.backend.Batch")
-CHAINS = Contract(
-    "The passes of a chain are, to the bit, those over what was chosen, one by one, and store the same.",
-    "augury.backend.Model.forward_chain",
-)
-LAYERS = Contract("A pass through all layers is a pass, one through fewer is the reference's.", "augury.backend.Batch")
-SAVED = Contract(
-    "A restored slot goes on, to the bit, as the saved one; what is damaged, or was loaded otherwise, is a ModelFileError.",
-    "augury.plugin.SlotStates",
-)
-FEATURES = Contract(
-    "Features are the reference's, a token's depend on its text alone, and a pass from hidden states on is the whole pass.",
-    "augury.backend.Model.features",
-)
-MTP = Contract(
-    "A layer that predicts further tokens gives what the reference's gives, and its drafts leave no trace.",
-    "augury.drafter.Target.forward_part",
-)
-HANDLE = Contract("A forward returns a Pass, whose methods agree with its rows.", "augury.backend.Pass")
-VOCABULARY = Contract(
-    "Logits of a vocabulary are, to the bit, those among all; others are -inf or right.", "augury.backend.Batch"
-)
-OUTSIDE = Contract(
-    "Positions and slots that do not exist are CapacityErrors, tokens OptionErrors, and change nothing.",
-    "augury.backend.Model.forward",
-)
-SPEC = Contract("What a plan's slots take is known before it is loaded.", "augury.backend.Backend.state_spec")
-UNSUPPORTED = Contract("What a backend cannot do is an UnsupportedError.", "augury.backend.Backend.load")
-CLOSED = Contract("`close` may be called twice; a pass afterwards is an AuguryError.", "augury.backend.Model.close")
-TABLE = Contract("The memory table sums to what is allocated.", "augury.backend.Model.memory_table")
-
-
 N_CTX = 160
 # the projection of a layer that predicts further tokens, which hidden states take part in
-_MIXING = {f"{MTP_LAYER}.eh_proj.weight": np.random.default_rng(5).standard_normal((N_EMBD, 2 * N_EMBD)) / N_EMBD**0.5}
+_MIXING = {f"{MTP}.eh_proj.weight": np.random.default_rng(5).standard_normal((N_EMBD, 2 * N_EMBD)) / N_EMBD**0.5}
 
 
 @frozen(eq=False)
@@ -112,14 +70,14 @@ class BackendSubject:
                 file.close()
         if spec != model.state_spec:
             model.close()
-            raise SPEC.broken(self.backend.name, f"{spec} before, {model.state_spec} after it was loaded")
+            raise contract.SPEC.broken(self.backend.name, f"{spec} before, {model.state_spec} after it was loaded")
         model.forward = partial(self._forward, model.forward)  # type: ignore[method-assign]
         return model
 
     def _forward(self, forward: Callable[[Batch], Pass], batch: Batch) -> Pass:
         passed: Any = forward(batch)
         if not isinstance(passed, Pass):
-            raise HANDLE.broken(self.backend.name, f"forward returned a {type(passed).__name__}")
+            raise contract.HANDLE.broken(self.backend.name, f"forward returned a {type(passed).__name__}")
         return passed
 
     def near(self, promise: Contract, found: np.ndarray, right: np.ndarray, detail: str) -> None:

@@ -25,10 +25,6 @@ class Watched(Drafter):
     """The wrapper of `watched` around a drafter. It shows the drafter a copy of the history, which it can inspect afterwards.
 
     Both share one instance, so names here are such as no drafter has.
-
-    Attributes:
-        is_watched_drafting: Whether `draft` is being called.
-        is_watched_ahead: Whether it is asked to draft ahead: the argument of its `draft` is then no history.
     """
 
     def __init__(self, options: Any, session: Any) -> None:
@@ -37,7 +33,8 @@ class Watched(Drafter):
         self.__text = np.empty(0, np.int32)
         self.__n_text = 0
         self.__n_own_references = 0
-        self.is_watched_drafting = self.is_watched_ahead = False
+        self.is_watched_drafting = False  # whether `draft` is being called
+        self.is_watched_ahead = False  # whether it is asked to draft ahead: the argument of its `draft` is then no history
 
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:
         self.__text = np.full(self.session.options.n_ctx + 1, _POISON, np.int32)
