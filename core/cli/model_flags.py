@@ -214,10 +214,7 @@ def load_engine(
 ) -> Engine:
     """Load the model of the flags, and show the progress of that, or report it to `progress`.
 
-    A command without flags of drafters loads none.
-
-    Raises:
-        AuguryError: As `Engine.load` does.
+    A command without flags of drafters loads none. Errors are those of `Engine.load`.
     """
     from augury.engine.engine import Engine
 

@@ -118,19 +118,14 @@ class Parser(argparse.ArgumentParser):
     """Reads no abbreviations, so that a new flag never changes the meaning of one.
 
     The namespace that it returns has an attribute `typed`: by attribute the flag that set it, as typed, for messages.
-
-    Attributes:
-        foreign: Flags of other programs that are ignored, refused or rewritten where this parser has none of that name.
-        words: The attributes that words without a flag are for, in this order.
-        first: Flags that `--help` describes; `--help-all` describes all. If there are none, `--help` does.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(**kwargs)
-        self.foreign: Mapping[str, ForeignFlag] = {}
-        self.words: Sequence[str] = ()
-        self.first: Sequence[str] = ()
+        self.foreign: Mapping[str, ForeignFlag] = {}  # of other programs: ignored, refused or rewritten
+        self.words: Sequence[str] = ()  # the attributes that words without a flag are for, in this order
+        self.first: Sequence[str] = ()  # flags that `--help` describes, and `--help-all` all; if there are none, `--help` does
 
     def show_first(self, flags: str, words: Sequence[str] = ()) -> None:
         """Let `--help` describe some flags, separated by spaces, and `--help-all` all; `words` need no flag."""

@@ -85,11 +85,7 @@ class Adapter:
 
 
 def check_architecture(adapters: Iterable[Adapter], architecture: str) -> None:
-    """Refuse adapters of models of another architecture.
-
-    Raises:
-        ModelFileError: There is one.
-    """
+    """Refuse adapters of models of another architecture. Raises ModelFileError: there is one."""
     for each in adapters:
         if each.architecture != architecture:
             raise ModelFileError(

@@ -52,11 +52,7 @@ def open_model(
 
 
 def source_of(reference: str, registry: Registry) -> type[Source]:
-    """The source that knows a reference.
-
-    Raises:
-        ModelFileError: None does; the message suggests short names.
-    """
+    """The source that knows a reference. Raises ModelFileError: none does; the message suggests short names."""
     found = next((source for source in registry.sources.values() if source.handles(reference)), None)
     if found is not None:
         return found

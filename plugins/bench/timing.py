@@ -127,11 +127,7 @@ _SEED = 1
 
 
 class ModelRunner(Runner):
-    """Passes of a model over random tokens, in its first slot.
-
-    Attributes:
-        tokens: (n_ctx,) int32, the token at each position; generated ones differ.
-    """
+    """Passes of a model over random tokens, in its first slot: `tokens` (n_ctx,) int32, from which generated ones differ."""
 
     def __init__(self, model: Model, progress: Progress | None = None) -> None:
         """Take over a loaded model; `progress` is called with how far its slot is filled."""

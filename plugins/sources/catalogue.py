@@ -64,11 +64,7 @@ class CatalogueSource(Source):
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
-        """The file, of the first place that gives it.
-
-        Raises:
-            ModelFileError: No place gives it; the message says why, of each.
-        """
+        """The file, of the first place that gives it, or a ModelFileError that says of each why it does not."""
         if (path := cls.find(reference, folder)) is not None:
             return path
         troubles = []

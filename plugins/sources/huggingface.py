@@ -55,12 +55,7 @@ class HuggingFaceSource(Source):
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress, known: KnownFile | None = None) -> Path:  # noqa: ARG003
-        """The file, or the first of a split model's, in the Hub's cache; a quant that is there already needs no network.
-
-        Raises:
-            ModelFileError: The reference is malformed, nothing or too much fits it, it is not the `known` file, or the download
-                failed.
-        """
+        """The file, or the first of a split model's, in the Hub's cache; a quant that is there already needs no network."""
         repo, quant = _parsed(reference)
         if quant and (local := _cached(repo, quant)):
             return local
@@ -121,11 +116,7 @@ class HuggingFaceSource(Source):
 
     @classmethod
     def search(cls, text: str) -> list[FoundModel]:
-        """Repositories with GGUF files, those downloaded most first.
-
-        Raises:
-            ModelFileError: The Hub cannot be asked.
-        """
+        """Repositories with GGUF files, those downloaded most first. Raises ModelFileError: the Hub cannot be asked."""
         if not text:
             return []
 
@@ -140,7 +131,6 @@ class HuggingFaceSource(Source):
 
 
 def _parsed(reference: str) -> tuple[str, str | None]:
-    """Repository and quant."""
     prefix = next((each for each in _PREFIXES if reference.startswith(each)), "")
     match = _REFERENCE.fullmatch(reference.removeprefix(prefix))
     if match is None:
@@ -151,7 +141,6 @@ def _parsed(reference: str) -> tuple[str, str | None]:
 
 
 def _trouble(error: Exception, n_bytes: int | None) -> str:
-    """What went wrong, and what to do."""
     from huggingface_hub import constants
 
     if isinstance(error, TimeoutError):
@@ -198,13 +187,7 @@ def _cached(repo: str, quant: str | None) -> Path | None:
 
 
 def _in_safetensors(files: Collection[str], quant: str | None, file_of: Callable[[str], Path]) -> list[str]:
-    """The files of a head, or of a model's layers for further tokens, its settings first; empty of other models.
-
-    Args:
-        files: Their names.
-        quant: `MTP` for the latter.
-        file_of: Brings a file.
-    """
+    """The files of a head, or for `MTP` of a model's layers for further tokens, its settings first; empty of other models."""
     if quant is not None and quant.lower() == MTP and {SETTINGS, INDEX} <= {*files}:
         return mtp_of(files, *(file_of(name).read_text("utf-8", "replace") for name in (SETTINGS, INDEX)))
     names = head_of(files) if quant is None or quant.lower() == MTP else []

@@ -23,12 +23,6 @@ class LocalSource(Source):
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:  # noqa: ARG003 - nothing is downloaded
-        """The file.
-
-        Raises:
-            ModelFileError: There is none, several fit, or a program's store is damaged.
-            UnsupportedError: It is no GGUF file alone.
-        """
         if (path := cls.find(reference, folder)) is None:
             raise ModelFileError(f"{reference}: {cls._missing(reference, [each.reference for each in cls.stored(folder)])}")
         return path
@@ -125,7 +119,6 @@ def _stores() -> list[Path]:
 
 
 def _short(registry: str, owner: str, name: str, tag: str) -> str:
-    """A name as Ollama shows it."""
     before = f"{registry}/{owner}/" if registry != _REGISTRY else f"{owner}/" if owner != _OWNER else ""
     return f"{before}{name}:{tag}"
 

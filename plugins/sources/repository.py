@@ -91,10 +91,7 @@ def head_of(files: Collection[str]) -> list[str]:
 def mtp_of(files: Collection[str], settings: str, index: str) -> list[str]:
     """The files that have the layers for further tokens of a model in safetensors, its settings first; empty where none has.
 
-    Args:
-        files: Of the repository.
-        settings: What is in `SETTINGS`.
-        index: What is in `INDEX`: which file has a tensor.
+    `settings` and `index` are what is in the files `SETTINGS` and `INDEX`.
 
     >>> tensors = {"model.layers.0.x.weight": "model-00001.safetensors", "mtp.fc.weight": "model-00002.safetensors"}
     >>> mtp_of(["config.json", *tensors.values()], "{}", json.dumps({"weight_map": tensors}))
