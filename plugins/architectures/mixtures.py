@@ -1,4 +1,4 @@
-"""Families that have mixtures of experts alone."""
+"""Families that have mixtures of experts, beside dense models or alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 from augury.blocks import Activation, GateKind, Gating, Layer, MixtureOfExperts, NormKind, Rope, Temperature
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import expert_limit, expert_matrices, mixture
 from augury.plugins.architectures.llama import Ernie, HunyuanDense, Phi3, Qwen3, Qwen3VL
+from augury.plugins.architectures.mamba import mamba2
 from augury.plugins.architectures.rope import axes, base_of, local_base, local_size, own_local_base, plain
 from augury.plugins.architectures.transformer import Transformer, gates, sinks, stated
 
@@ -292,3 +294,57 @@ class SmallThinker(Transformer):
         block = mixture(decoder, layer, **cls.experts)
         early = attrs.evolve(block, router=attrs.evolve(block.router, is_early=True))
         return Layer(decoder.attention(layer, rope, window=window), early)
+
+
+def _factor(decoder: Decoder, _layer: int) -> float:
+    """The factor of layers' outputs; the first files of MiniCPM do not state it."""
+    is_minicpm = decoder.file.architecture == MiniCPM.name
+    return decoder.keys.number("residual_scale", 1.4 / math.sqrt(decoder.n_layers) if is_minicpm else 0.0) or 1.0
+
+
+class GraniteMoe(Transformer):
+    """Llama, with scales of the embedding, of layers' outputs, of scores and of logits, and with experts."""
+
+    name = "granitemoe"
+    rope_args = _ROPE
+    attention_args = {"factor": _factor, "scale": stated("attention.scale")}
+    ffn_args = {"factor": _factor}
+    experts = {**ffn_args, **_SOFTMAX}
+    embedding_args = {"scale": stated("embedding_scale", 0.0, 1.0)}
+    output_args = {"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale") or 1.0)}
+
+
+def _granite_rope(decoder: Decoder) -> Rope | None:
+    return GraniteMoe.rope(decoder) if decoder.keys.flag("rope.scaling.finetuned", default=True) else None
+
+
+Granite = GraniteMoe.family("granite", "The dense models, whose files may say that there is no rope.", rope=_granite_rope)
+GraniteHybrid = Granite.family(
+    "granitehybrid",
+    "Mamba-2 in layers that have no key heads.",
+    decoder_args={"least": 0},
+    without_heads=lambda decoder, layer: mamba2(decoder, layer, factor=_factor(decoder, layer)),
+    output_args={"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 0.0) or 1.0)},
+)
+
+
+def _granite_turns(decoder: Decoder, layer: int) -> bool:
+    key = "attention.rope_pattern"  # llama.cpp takes note of an array alone
+    has_pattern = isinstance(decoder.file.metadata.get(decoder.keys.full(key)), np.ndarray)
+    return not has_pattern or decoder.flags(key, 0)[layer]
+
+
+GraniteSwa = GraniteMoe.family(
+    "granite_swa",
+    "Some layers see a window only, some have no rope, and all have sinks.",
+    windows={"period": None, "is_required": True},
+    turns=_granite_turns,
+    attention_args={**GraniteMoe.attention_args, "sinks": sinks},
+)
+MiniCPM = GraniteMoe.family(
+    "minicpm",
+    "Scales that the first files do not state, and none of scores.",
+    attention_args={"factor": _factor},
+    embedding_args={"scale": stated("embedding_scale", 12.0, 1.0)},
+    output_args={"scale": lambda decoder: 1.0 / (decoder.keys.number("logit_scale", 256.0 / decoder.n_embd) or 1.0)},
+)
