@@ -195,11 +195,8 @@ class SimulatedDevice(Device):
         return np.zeros(n, np.int32)
 
     def program(self, steps: Sequence[Launch | Copy], staged: Staged | None = None, fetched: Fetched | None = None) -> Program:
-        return self._one_by_one(
-            [partial(self.copy, each) if isinstance(each, Copy) else partial(self.launch, each) for each in steps],
-            staged,
-            fetched,
-        )
+        begun = [partial(self.copy, each) if isinstance(each, Copy) else partial(self.launch, each) for each in steps]
+        return self._one_by_one(begun, staged, fetched)
 
     def launch(self, launch: Launch) -> None:
         kernel, given = launch.kernel, zip(launch.kernel.parameters, launch.arguments, strict=True)

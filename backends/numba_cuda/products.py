@@ -151,13 +151,9 @@ def tile_of(matrix: Matrix, n_tokens: int, *, is_output: bool = False) -> int:
 
 def _stream_tile_of(matrix: Matrix, n_tokens: int) -> int:
     """Likewise of weights that are multiplied as halves."""
-    most = stream_tile(n_tokens)
-    fitting = (
-        tile
-        for tile in STREAM_TILES
-        if MATRIX_TILE <= tile <= most and -(-matrix.n_tiles // TILES_AT_ONCE[tile]) * -(-n_tokens // tile) >= _BLOCKS_ENOUGH
-    )
-    return max(fitting, default=min(most, MATRIX_TILE))
+    most, least = stream_tile(n_tokens), min(stream_tile(n_tokens), MATRIX_TILE)
+    n_blocks = {tile: -(-matrix.n_tiles // n) * -(-n_tokens // tile) for tile, n in TILES_AT_ONCE.items()}
+    return max((tile for tile, n in n_blocks.items() if least < tile <= most and n >= _BLOCKS_ENOUGH), default=least)
 
 
 def stream_tile(n_tokens: int) -> int:
@@ -168,12 +164,8 @@ def stream_tile(n_tokens: int) -> int:
 def launch_of_halving(matrix: Matrix, x: Operand, tiles: Tiles) -> Launch:
     """The kernel that makes halves of rows for products with a matrix, and others of as many columns."""
     n_steps, n_of_slice, n_slices = slices_of(matrix.n_cols)
-    given: Arguments = {
-        "x": x.floats,
-        "to": x.as_halves(tiles.n_places),
-        "width": x.width,
-        "size": UNIT * units_of(matrix.n_cols),
-    }
+    given: Arguments = {"x": x.floats, "width": x.width, "size": UNIT * units_of(matrix.n_cols)}
+    given["to"] = x.as_halves(tiles.n_places)
     given |= {"n_steps": n_steps, "n_of_slice": n_of_slice, "which": tiles.which, "n_tokens": tiles.n_rows}
     given |= {"n_most": tiles.n_most, "per_token": tiles.per_token}
     return Launch.of(halve_rows, (tiles.n_rows, tiles.n), WARP * n_slices, tiles.at, **given)
@@ -182,14 +174,8 @@ def launch_of_halving(matrix: Matrix, x: Operand, tiles: Tiles) -> Launch:
 def launch_of_halves(matrix: Matrix, x: Operand, to: DeviceRows, column: int, tiles: Tiles, mode: int) -> Launch:
     """The kernel of one matrix and rows that are halves; see `kernels.stream`."""
     kernel = MULTIPLY_HALVES[matrix.format.name, stream_tile(tiles.n_rows)]
-    given: Arguments = {
-        "w": matrix.arguments,
-        "x": x.as_halves(tiles.n_places),
-        "y": to.at,
-        "stride": to.width,
-        "column": column,
-    }
-    given |= {"mode": mode, "which": OF_TILES if tiles.which == OF_ROUTES else tiles.which}
+    given: Arguments = {"w": matrix.arguments, "x": x.as_halves(tiles.n_places), "y": to.at, "stride": to.width}
+    given |= {"column": column, "mode": mode, "which": OF_TILES if tiles.which == OF_ROUTES else tiles.which}
     n_of_block, n_slices = _tiles_of_block(matrix, tiles), slices_of(matrix.n_cols)[2]
     grid = (-(-matrix.n_tiles // n_of_block), tiles.n)
     return Launch.of(kernel, grid, WARP * n_slices, tiles.at, **given, n_of_block=n_of_block)

@@ -264,14 +264,8 @@ def _attend(type_k, type_v, *, is_pooled=False):
         scores = cuda.local.array(n_scores, np.float32)
         mixed = cuda.local.array(_N_SUMS, np.float32)
         held = cuda.local.array(n_held, np.uint32)
-        thread, parts, n_heads, value_dim, part = (
-            cuda.threadIdx.x,
-            params.parts,
-            params.n_heads,
-            params.value_dim,
-            params.value_dim + 2,
-        )
-        thread = np.uint32(thread)  # of an int numba asks whether it counts from an array's end
+        thread = np.uint32(cuda.threadIdx.x)  # of an int numba asks whether it counts from an array's end
+        parts, n_heads, value_dim, part = params.parts, params.n_heads, params.value_dim, params.value_dim + 2
         warp, i, n_splits = np.uint32(thread // WARP), np.uint32(thread % WARP), params.n_splits
         n_of_group, group, n_blocks = params.n_of_group, cuda.blockIdx.y, (params.n_of_group + HEADS - 1) // HEADS
         if n_blocks > 1:

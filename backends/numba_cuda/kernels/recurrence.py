@@ -104,36 +104,22 @@ def _recur(kind, has_delta):
     @kernel("j", RecurArgs, name="recur" + "_delta" * has_delta + f"_{kind}")
     def recur(inputs, params):
         """Take the tokens of all runs through a layer's recurrence; see `RecurArgs`."""
-        x, table, state, aside, added, n_rows, n_steps = (
-            params.x,
-            params.table,
-            params.state,
-            params.aside,
-            params.added,
-            params.n_rows,
-            params.n_steps,
-        )
+        x, table, state, aside, added = params.x, params.table, params.state, params.aside, params.added
+        n_rows, n_steps, n_key_heads = params.n_rows, params.n_steps, params.n_key_heads
         run, i = layout.RUNS + cuda.blockIdx.y * layout.RUN_FIELDS, cuda.threadIdx.x
         if cuda.blockIdx.y >= inputs[layout.N_RUNS]:
             return
         tile = cuda.shared.array(_TILE, np.float32)
         sums = cuda.local.array(COLUMNS, np.float32)
         values = cuda.local.array(COLUMNS, np.float32)
-        column, width, n_key_heads = COLUMNS * cuda.blockIdx.x, params.n_heads * params.value_dim, params.n_key_heads
-        head = gpu.quotient(column, params.value_dim)
-        key_head = (
-            gpu.remainder(head, n_key_heads)
-            if params.is_tiled
-            else gpu.quotient(head, gpu.quotient(params.n_heads, n_key_heads))
-        )
+        column, width = COLUMNS * cuda.blockIdx.x, params.n_heads * params.value_dim
+        head, n_alike = gpu.quotient(column, params.value_dim), gpu.quotient(params.n_heads, n_key_heads)
+        key_head = gpu.remainder(head, n_key_heads) if params.is_tiled else gpu.quotient(head, n_alike)
         key, n_keys, own = key_head * n_rows, n_key_heads * n_rows, (inputs[run + layout.SLOT] * width + column) * n_rows
         step = column if kind == BY_CHANNEL else head * n_rows if kind == BY_KEY else head
         beta, row = column if kind == BY_CHANNEL else head, column * n_rows
-        kept, n_certain, save = (
-            inputs[run + layout.SLOT] * params.n_aside,
-            inputs[run + layout.N_CERTAIN],
-            inputs[run + layout.SAVE],
-        )
+        kept = inputs[run + layout.SLOT] * params.n_aside
+        n_certain, save = inputs[run + layout.N_CERTAIN], inputs[run + layout.SAVE]
         if inputs[run + layout.IS_START]:
             _clear(tile, n_rows, i)
         else:

@@ -138,11 +138,8 @@ def _with_copies(uses: Uses) -> Iterator[Operation]:
                 is_fed = value.root in rowed and (not isinstance(maker, op.Convolve) or value.root in scaled)
                 return "matrices" if value.whole is not None or is_fed or not made_apart(maker, value) else None
             case op.Recur() | op.Convolve() | op.Decay() | op.PrepareLatents() | op.Choose() | op.ChooseByHead():
-                return (
-                    "rows"
-                    if uses.is_norm_of_stream(maker) or isinstance(maker, op.Gate | op.Recur | op.LookUp | GIVEN)
-                    else None
-                )
+                is_elsewhere = uses.is_norm_of_stream(maker) or isinstance(maker, op.Gate | op.Recur | op.LookUp | GIVEN)
+                return "rows" if is_elsewhere else None
             case op.PrepareHeads():
                 is_shared = len(uses.readers[value.root]) > 1
                 return "heads" if uses.is_norm_of_stream(maker) or is_shared or isinstance(maker, op.LookUp | GIVEN) else None

@@ -183,17 +183,10 @@ def _join_normalized(operation: JoinNormalized, layout: Layout, tape: Tape) -> N
 def _convolve_block(operation: ConvolveBlock, layout: Layout, tape: Tape) -> None:
     """Convolves rows with those of the tokens before in a block."""
     size, n_taps = operation.x.width, operation.n_taps
-    x, weights, to = (
-        layout.rows(operation.x, tape),
-        layout.rows(operation.weights, tape),
-        layout.operand(operation.out, tape),
-    )
-    first = 4 * operation.side * n_taps
-    places = {
-        "x": x.at,
-        "weights": weights.at.at(first * operation.n_groups),
-        "base": tape.weights.vector(operation.base).at(first * size),
-    }
+    x, weights = layout.rows(operation.x, tape), layout.rows(operation.weights, tape)
+    first, to = 4 * operation.side * n_taps, layout.operand(operation.out, tape)
+    base = tape.weights.vector(operation.base).at(first * size)
+    places = {"x": x.at, "weights": weights.at.at(first * operation.n_groups), "base": base}
     strides = {"x_stride": x.width, "weights_stride": weights.width}
     sizes = {"size": size, "group": size // operation.n_groups, "n_taps": n_taps}
     grid = (warps_of(units_of(size)), tape.size.n_tokens)
