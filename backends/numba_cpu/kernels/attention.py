@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import attention_tile, simd
-from augury.backends.numba_cpu.kernels.activation import exponential, hyperbolic_tangent
+from augury.backends.numba_cpu.kernels.activation import capped, exponential
 from augury.backends.numba_cpu.kernels.attention_chunk import (
     MASKED,
     Fetch,
@@ -89,11 +89,8 @@ def adjust_scores(layer, scores, first, end, distance, head):
         head: of queries.
     """
     cap, slopes = layer.cap, layer.slopes
-    top, inverse = simd.splat_f32(f32(cap)), simd.splat_f32(f32(1 / cap))
     for p in range(first // 16 * 16, end, 16):
-        score = simd.load_f32(scores + 4 * p)
-        if cap != 0:
-            score = mul(hyperbolic_tangent(mul(score, inverse)), top)
+        score = capped(simd.load_f32(scores + 4 * p), cap)
         if slopes != 0:
             score = fma(simd.count_from(distance + p), simd.repeat_f32(slopes + 4 * head), score)
         simd.store_f32(scores + 4 * p, score)

@@ -51,14 +51,6 @@ def _scaled(b: ir.IRBuilder, index: ir.Value, n_bytes: int) -> ir.Value:
     return b.mul(index, ir.Constant(simd.I64, n_bytes))
 
 
-def _prefetch(b: ir.IRBuilder, stream: ir.Value, lines: ir.Value) -> None:
-    """Ask for the next cache lines of the stream whose address lies in a stack slot: the second cache can await more."""
-    with cgutils.for_range(b, lines):
-        address = b.load(stream)
-        simd.emit_prefetch(b, address, 2)
-        b.store(at(b, address, _VECTOR), stream)
-
-
 class _Sums:
     """Sums of rows x vectors, in stack slots that LLVM turns into registers."""
 
@@ -122,7 +114,7 @@ def score(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
     stream = cgutils.alloca_once_value(b, ahead)
 
     def fetch(times: int) -> None:
-        _prefetch(b, stream, _scaled(b, lines, times))
+        simd.emit_prefetches(b, stream, _scaled(b, lines, times), 2)
 
     emit = _emit_float_scores if kind in FLOATS else _emit_scaled_scores
     emit(b, kind, sums, keys, heads, d, fetch)
@@ -164,7 +156,7 @@ def score_rows(b, kind, n_rows, keys, queries, d, scale, out, ahead, lines):
         for slot in (slot for slots in sums for slot in slots):
             b.store(ir.Constant(simd.F32X16, None), slot)
         with cgutils.for_range(b, b.udiv(d, ir.Constant(simd.I64, LANES * n_vectors))) as loop:
-            _prefetch(b, stream, _scaled(b, lines, n_vectors))
+            simd.emit_prefetches(b, stream, _scaled(b, lines, n_vectors), 2)
             start = b.mul(loop.index, ir.Constant(simd.I64, LANES * n_vectors))
             loaded = [emit_values(b, kind, n_vectors, cell, d, start) for cell in cells]
             for head, slots in zip(heads, sums, strict=True):
@@ -197,7 +189,7 @@ def weigh(b, kind, n_rows, weights, count, values, row, width, out, stride, ahea
             first = b.add(done, b.mul(tile.index, columns))
             sums = _Sums(b, len(rows), n_vectors)
             with cgutils.for_range(b, count) as loop:
-                _prefetch(b, stream, lines)
+                simd.emit_prefetches(b, stream, lines, 2)
                 vectors = emit_values(b, kind, n_vectors, b.add(values, b.mul(loop.index, step)), row, first)
                 weight = b.add(weights, _scaled(b, loop.index, 4))
                 sums.add(b, vectors, [at(b, weight, r * SCORE_BYTES) for r in rows])

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import types
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.activation import hyperbolic_tangent
+from augury.backends.numba_cpu.kernels.activation import capped
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.simd import get_f64, invoke, put_f64
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, Entry, claim, multiply_run
@@ -220,11 +220,10 @@ class MultiplyLogits(Record):
 def cap_logits(record, logits, stride, n_rows, n):
     """Logits l → cap * tanh(l / cap), n of each row."""
     cap = record.cap
-    top, inverse = simd.splat_f32(np.float32(cap)), simd.splat_f32(np.float32(1 / cap))
     for r in range(n_rows):
         for i in range(0, n, _LANES):
             place = logits + 4 * (r * stride + i)
-            simd.store_f32(place, simd.mul(hyperbolic_tangent(simd.mul(simd.load_f32(place), inverse)), top))
+            simd.store_f32(place, capped(simd.load_f32(place), cap))
 
 
 @kernel(record=MultiplyLogits)

@@ -131,35 +131,24 @@ def as_pointer(_: Any, address: Any) -> Any:
 
 
 @helper
-def get_row(operand, t):
-    """A row."""
+def _row_of_operand(operand, t):
     return carray(as_pointer(operand.address + 4 * t * operand.stride), operand.width, np.float32)
 
 
-@helper
-def get_number(operand, t):
-    """A number."""
-    return operand.number
-
-
-@helper
-def get_count(operand, t):
-    """A whole number."""
-    return operand.count
+# The functions that take an operand for a row, by its kind.
+_GETS = {
+    np.ndarray: _row_of_operand,
+    float: helper(lambda operand, _: operand.number),
+    int: helper(lambda operand, _: operand.count),
+}
 
 
 @cache
 def _operands(kinds: tuple[type, ...]) -> Any:
     """Make the helper that collects a function's arguments for row t in a tuple, by kinds: ndarray, float or int."""
     if not kinds:
-
-        @helper
-        def none(operands: Any, t: int) -> Any:
-            return ()
-
-        return none
-    first = {np.ndarray: get_row, float: get_number, int: get_count}[kinds[0]]
-    rest = _operands(kinds[1:])
+        return helper(lambda _operands, _t: ())
+    first, rest = _GETS[kinds[0]], _operands(kinds[1:])
 
     @helper
     def some(operands: Any, t: int) -> Any:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -240,6 +240,14 @@ def emit_prefetch(b: ir.IRBuilder, address: ir.Value, locality: int) -> None:
     """Ask for a cache line; locality 3 is the nearest cache, 0 a streaming hint."""
     hint = [ir.Constant(I32, number) for number in (0, locality, 1)]
     call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8), *hint)
+
+
+def emit_prefetches(b: ir.IRBuilder, stream: ir.Value, lines: ir.Value, locality: int) -> None:
+    """Ask for the next cache lines of the stream whose address lies in a stack slot: the second cache can await more."""
+    with cgutils.for_range(b, lines):
+        address = b.load(stream)
+        emit_prefetch(b, address, locality)
+        b.store(at(b, address, 64), stream)
 
 
 prefetch = operation("prefetch", void, (i64,), lambda b, a: emit_prefetch(b, a, 3))

@@ -17,9 +17,10 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from augury.backends.numba_cpu.kernels import format as formats, simd
+from augury.backends.numba_cpu.kernels.cache_type import emit_floats
 from augury.backends.numba_cpu.kernels.isa import ISAS, Dot, InstructionSet, is_zen
 from augury.backends.numba_cpu.kernels.simd import at
-from augury.backends.numba_cpu.kernels.unpack import LOGICAL, SCRATCH_BLOCK, PackedBlock, ScratchBlock, emit_floats
+from augury.backends.numba_cpu.kernels.unpack import LOGICAL, SCRATCH_BLOCK, PackedBlock, ScratchBlock
 
 _LARGEST_UNIT = 8  # blocks
 _TOKEN = formats.ACTIVATION_BYTES["q8_16"]
@@ -126,31 +127,23 @@ def _emit_float_block(b: ir.IRBuilder, fmt: formats.Format, weights: ir.Value, x
         w = b.add(weights, b.mul(loop.index, ir.Constant(simd.I64, step * formats.PANEL_ROWS * fmt.float_bytes)))
         column = b.add(x, b.mul(loop.index, ir.Constant(simd.I64, step * 4)))
         for k in range(step):
-            values = {g: emit_floats(b, fmt, at(b, w, k * formats.PANEL_ROWS * fmt.float_bytes), g) for g in sums.groups}
+            starts = {g: at(b, w, k * formats.PANEL_ROWS * fmt.float_bytes) for g in sums.groups}
+            values = {g: emit_floats(b, fmt.kind, at(b, place, 16 * fmt.float_bytes * g)) for g, place in starts.items()}
             for t in range(sums.n_tokens):
                 repeated = _repeat(b, column, t * formats.ACTIVATION_BYTES["f32"] + 4 * k, simd.F32X16)
                 for g in sums.groups:
                     sums.fma(b, t, g, values[g], repeated)
 
 
-def _prefetch_locality(n_tokens: int, *, is_streamed: bool) -> int:
+def _prefetch_locality(n_tokens: int) -> int:
     """Return which cache waits for the weights of a tile, see `emit_prefetch`.
 
     Weights are read once in a pass. Zens load streamed lines past the larger caches, so that the memory that Python needs
     between two passes stays there.
     """
-    if is_streamed:
+    if is_zen():
         return 0
     return 2 if n_tokens <= _PREFETCH_L2_TOKENS else 3
-
-
-def _emit_prefetches(b: ir.IRBuilder, slot: ir.Value, lines: ir.Value, n_tokens: int) -> None:
-    """Prefetch the next cache lines of the stream that `slot` follows."""
-    locality = _prefetch_locality(n_tokens, is_streamed=is_zen())
-    with cgutils.for_range(b, lines):
-        address = b.load(slot)
-        simd.emit_prefetch(b, address, locality)
-        b.store(at(b, address, formats.VECTOR), slot)
 
 
 def _emit_tile(
@@ -166,7 +159,7 @@ def _emit_tile(
     w, x, y, n_blocks, step, stream, lines = args
     dot, sums = isa.dot(fmt.bits), _Sums(b, n_tokens, groups, y)
     with cgutils.for_range(b, n_blocks) as loop:
-        _emit_prefetches(b, stream, lines, n_tokens)
+        simd.emit_prefetches(b, stream, lines, _prefetch_locality(n_tokens))
         here = b.add(x, b.mul(loop.index, step))
         if fmt.float_bytes:
             unit = b.add(w, b.mul(loop.index, ir.Constant(simd.I64, fmt.unit_bytes)))

@@ -257,13 +257,3 @@ def shared_bit(b: ir.IRBuilder, fmt: Format, shared: ir.Value, v: int, ones: int
     kind = shared.type
     is_set = b.icmp_unsigned("!=", b.and_(shared, simd.constant(kind, 1 << v // 2)), simd.constant(kind, 0))
     return b.select(is_set, simd.constant(kind, ones << fmt.low + fmt.high), simd.constant(kind, 0))
-
-
-def emit_floats(b: ir.IRBuilder, fmt: Format, address: ir.Value, g: int) -> ir.Value:
-    """Load one column of a group of a float format as float32."""
-    place = at(b, address, 16 * fmt.float_bytes * g)
-    if fmt.kind == "f32":
-        return simd.load(b, place, simd.F32X16)
-    if fmt.kind == "f16":
-        return b.fpext(simd.load(b, place, ir.VectorType(simd.F16, 16)), simd.F32X16)
-    return simd.emit_load_bf16(b, place)

@@ -2,7 +2,7 @@ import pytest
 from llvmlite import ir
 
 from augury.backends.numba_cpu.kernels import tile
-from augury.backends.numba_cpu.kernels.simd import I64
+from augury.backends.numba_cpu.kernels.simd import I64, emit_prefetches
 
 
 @pytest.mark.parametrize(("is_zen", "n_tokens", "locality"), [(True, 1, 0), (True, 8, 0), (False, 4, 2), (False, 5, 3)])
@@ -10,5 +10,5 @@ def test_weights_are_prefetched_past_the_caches_of_zens_alone(monkeypatch, is_ze
     monkeypatch.setattr(tile, "is_zen", lambda: is_zen)
     function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), [I64.as_pointer(), I64]), "prefetch")
     builder = ir.IRBuilder(function.append_basic_block())
-    tile._emit_prefetches(builder, *function.args, n_tokens)
+    emit_prefetches(builder, *function.args, tile._prefetch_locality(n_tokens))
     assert f"i32 0, i32 {locality}, i32 1)" in str(function)  # a read, its locality, of data
