@@ -35,11 +35,7 @@ POOLING = ("none", "mean", "cls", "last")
 
 
 class Evaluations(ABC):
-    """Logits, log-probabilities, embeddings and hidden states of texts. The slots used forget their contents.
-
-    `texts` is a text or token ids, or a list of such: of one text a method returns one result, of several a list. Each raises
-    an `AuguryError`, by its kind, where a text has no tokens, or too many for the context.
-    """
+    """Logits, log-probabilities, embeddings and hidden states of texts. The slots used forget their contents."""
 
     info: ModelInfo
     tokenizer: Tokenizer | None
@@ -72,10 +68,17 @@ class Evaluations(ABC):
         return logits if np.array_equal(rising, wanted) else logits[back]
 
     def score(self, texts: Any, *, logprobs: int = 0) -> list[Any]:
-        """How probable the tokens of texts are, and the `logprobs` most probable ones beside each.
+        """How probable the tokens of texts are. The slots used forget their contents.
+
+        Args:
+            texts: A text or token ids, or a list of such.
+            logprobs: How many of the most probable tokens to report beside each.
 
         Returns:
-            A `PromptToken` for each token of a text, the first without a log-probability.
+            A `PromptToken` for each token of one text, the first without a log-probability; of several a list of such lists.
+
+        Raises:
+            AuguryError: By its kind: a text that has no tokens, or too many for the context, or a count below 0.
         """
         scored: list[Any] = self._worker.answer(self._scoring(texts, logprobs))
         return scored if is_several(texts) else scored[0]
@@ -95,12 +98,19 @@ class Evaluations(ABC):
         return lambda loop: _score(loop, context, tokens, n_top, n_vocab, spell)
 
     def logprobs(self, texts: Any, *, first: int = 1) -> Any:
-        """The log-probabilities of the tokens of texts from `first` on, each after those before it; token 0 follows nothing.
+        """The log-probabilities of the tokens of texts, each after those before it. The slots used forget their contents.
 
         They are those that `score` tells and that a request reports of the same tokens, to the bit.
 
+        Args:
+            texts: A text or token ids, or a list of such.
+            first: The first token that is wanted, at least 1: token 0 follows nothing.
+
         Returns:
-            (T - first,) float64 of a text.
+            (T - first,) float64 of one text; of several a list of such.
+
+        Raises:
+            AuguryError: By its kind: a text that has no tokens, or too many for the context, or `first` below 1.
         """
         context, n_vocab, tokens = self._context, self._n_vocab, self._each(texts)
         start = check_count("first", first, 1)
@@ -143,14 +153,21 @@ class Evaluations(ABC):
         return Perplexity.of(found)
 
     def embed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
-        """Embeddings: the inputs of the output's matrix, scaled to length 1 unless `normalize` is False.
+        """Embeddings: the inputs of the output's matrix. The slots used forget their contents.
 
-        They are pooled by the `mean` of the tokens, the `last` or the first (`cls`) of them, or `none`: all; by default as the
-        model's file says, or else `last`. A mean is summed in float64, token by token: it does not depend on how the text was
-        divided into passes.
+        A mean is summed in float64, token by token: it does not depend on how the text was divided into passes.
+
+        Args:
+            texts: A text or token ids, or a list of such.
+            pooling: `mean` of the tokens, the `last` or the first (`cls`) of them, or `none`: all. By default as the model's
+                file says, or else `last`.
+            normalize: Whether to scale them to length 1.
 
         Returns:
             (E,) float32 of one text, (n, E) of several; with `none` (T, E), or a list of such.
+
+        Raises:
+            AuguryError: By its kind: no such pooling, no embeddings, a text that has no tokens, or too many for the context.
         """
         embeddings = self._worker.answer(self._embedding(texts, pooling, normalize=normalize))
         return embeddings if is_several(texts) else embeddings[0]
@@ -165,12 +182,16 @@ class Evaluations(ABC):
         return lambda loop: _embed(loop, context, tokens, kind, normalize=normalize)
 
     async def arank(self, texts: Any) -> np.ndarray:
-        """How well documents answer queries, for asyncio, of a model with a rank head.
+        """How well documents answer queries, of a model with a rank head, for asyncio. The slots used forget their contents.
 
-        `texts` are token ids, as `RankHead.tokens` writes a query and a document.
+        Args:
+            texts: A list of token ids, as `RankHead.tokens` writes a query and a document.
 
         Returns:
             (n,) float64.
+
+        Raises:
+            AuguryError: By its kind: the model has no rank head, or a text has no tokens, or too many for the context.
         """
         context, head, tokens = self._context, self.info.rank_head, self._each(texts)
         if head is None:
@@ -184,15 +205,18 @@ class Evaluations(ABC):
         return found
 
     def hidden_states(self, texts: Any, names: Sequence[str]) -> Any:
-        """The outputs of layers for every token, as heads and other drafters read them.
+        """The outputs of layers for every token, as heads and other drafters read them. The slots used forget their texts.
 
         Args:
-            texts: See `Evaluations`.
+            texts: A text or token ids, or a list of such.
             names: Features of the model: `layer.I`, the residual stream after layer I, counted from 0; `embedding`, the same
                 before the first layer; `output`, the input of the output's matrix.
 
         Returns:
-            (T, F) float32 by name of a text.
+            (T, F) float32 by name of one text; of several a list of such mappings.
+
+        Raises:
+            AuguryError: By its kind: no such features, a text that has no tokens, or too many for the context.
         """
         if isinstance(names, str):
             raise OptionError(f"names is {names!r}, expected a list of names, such as [{names!r}]")
