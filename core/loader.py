@@ -237,8 +237,8 @@ class Loader:
 
         def make() -> EngineContext:
             file = self.open(reference)
-            if purpose == "draft":  # one that was published as floats gets as many bits as the target, unless told
-                file = self._files[str(reference)] = self._quantized(file, options.quant, self._target)
+            if purpose == "draft" and (quantized := self._quantized(file, options.quant, self._target)) is not file:
+                file = self._files[str(reference)] = quantized  # one that was published as floats
             named = self._backend if backend is None else make_backend(self.registry, backend)
             if purpose == "draft" and self._target is not None:
                 file.borrow_from(self._target)

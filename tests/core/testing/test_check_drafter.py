@@ -417,7 +417,7 @@ class Dividing(Honest):
         ("drafts together as one by one", Divided, "`draft_together` drafts what `draft` does"),
         ("drafts together as one by one", Losing, "for 1 asks"),
         (AHEAD, Deaf, "Drafting ahead leaves no trace but the draft, which is what `draft` gives once the guess is history"),
-        (AHEAD, Credulous, "leaves no trace but the draft.* Seen: draft "),
+        (AHEAD, Credulous, "which is what `draft` gives once the guess is history. Seen: draft "),
         (AHEAD, Alone, "drafts_ahead without a `draft_together` that knows `Ask.guess`"),
         (PACE, Tireless, " tokens one after another, where 1 were asked for"),
         (PACE, Hopeful, "a token after a path of 0.250, where 0.3 was asked for"),
