@@ -22,8 +22,9 @@ from augury.engine.prompt_files import prompt_files
 from augury.engine.shared import Shared
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.models import open_model
-from augury.files.mtp_file import check_tokens, is_mtp_alone, missing_mtp, with_mtp
+from augury.files.mtp_file import is_mtp_alone, missing_mtp, with_mtp
 from augury.files.quantized import quant_like, quantized
+from augury.files.token_match import check_tokens
 from augury.guard import guarded
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory, n_bytes_for_prompts

@@ -1,4 +1,4 @@
-"""Files that draft for a model: of its layers that predict further tokens, apart from the others; and whether tokens are alike.
+"""Files that hold the layers of a model that predict further tokens, apart from the model's others.
 
 An assistant is such a file, too: a small model for models of one architecture, with an embedding and a width of its own.
 """
@@ -11,14 +11,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from attrs import evolve
 
-from augury.errors import ModelFileError, UnsupportedError
+from augury.errors import ModelFileError
 from augury.files.gguf import ModelFile, Tensor
 
 _STORED = re.compile(r"(?:model\.)?(mtp\.layers|mtp_layers|mtp|layers)\.(\d+)\.(.+)")
 _OF_A_LAYER = re.compile(r"blk\.(\d+)\.")
-TOKENS = "tokenizer.ggml.tokens"
-_TYPES = "tokenizer.ggml.token_type"
-_COMPARED = (1, 6)  # types of tokens: normal ones, and bytes; relatives of one family name others differently
 
 
 def stored_mtp(name: str, n: int | None) -> tuple[int, str] | None:
@@ -137,25 +134,3 @@ def _by_layer(file: ModelFile, more: ModelFile, n: int, n_stored: int) -> dict[s
             continue
         stated[key] = np.append(own[:n] if isinstance(own, np.ndarray) else np.full(n, own), values[n:])
     return stated
-
-
-def check_tokens(target: ModelFile, head: ModelFile) -> None:
-    """See that a head's tokens are its target's. One that names no tokens, or some not, may have any there.
-
-    Raises:
-        UnsupportedError: One means another text to it.
-    """
-    mine, theirs = (file.get(TOKENS, list[str], []) for file in (target, head))
-    n = min(len(mine), len(theirs))
-    if mine[:n] == theirs[:n]:
-        return
-    types = target.metadata.get(_TYPES)
-    is_compared = np.isin(types[:n], _COMPARED) if isinstance(types, np.ndarray) and len(types) >= n else np.ones(n, bool)
-    for token in np.flatnonzero(is_compared).tolist():
-        if theirs[token] and mine[token] != theirs[token]:
-            verifier = head.metadata.get("general.base_model.0.name")
-            trained = f" (it was trained for {verifier})" if verifier else ""
-            raise UnsupportedError(
-                f"{head.path}: token {token} is {mine[token]!r} to {target.path} and {theirs[token]!r} to the head{trained}; "
-                "use a head that was trained for this model"
-            )

@@ -1,4 +1,4 @@
-"""The records of drafting: a drafter's profile, and one slot's round in three steps: proposals, choice, outcome."""
+"""The records of drafting: drafters' profiles, and one slot's round: proposals, the nodes of them that pay, and the outcome."""
 
 from __future__ import annotations
 
