@@ -57,12 +57,16 @@ class Message:
 
     def frame(self) -> bytes:
         """The message to send: the header after its length, and all arrays, each from a multiple of 8 bytes on."""
-        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
-        shapes = [[name, array.dtype.str[1:], list(array.shape)] for name, array in arrays.items()]
-        header = json.dumps({"kind": self.kind, "facts": dict(self.facts), "arrays": shapes}).encode()
-        header += b" " * (-(_LENGTH_BYTES + len(header)) % _ALIGNED)
-        parts = [part for each in arrays.values() for part in (each.tobytes(), bytes(-each.nbytes % _ALIGNED))]
-        return b"".join((len(header).to_bytes(_LENGTH_BYTES, "little"), header, *parts))
+        named = tuple([(name, array.dtype.str[1:], array.shape) for name, array in self.arrays.items()])
+        try:
+            parts = [_kept_written(self.kind, tuple(self.facts.items()), named)]
+        except TypeError:  # a fact is a list
+            parts = [_written(self.kind, tuple(self.facts.items()), named)]
+        for array in self.arrays.values():
+            parts.append(array.tobytes())
+            if odd := array.nbytes % _ALIGNED:
+                parts.append(bytes(_ALIGNED - odd))
+        return b"".join(parts)
 
     @classmethod
     def of(cls, frames: Sequence[bytes]) -> Message:
@@ -111,6 +115,16 @@ class Message:
             found = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
             raise WireError(f"array {name} is {found}, expected {_DTYPES[dtype]} of shape {shape}")
         return array
+
+
+def _written(kind: str, facts: tuple[tuple[str, Any], ...], arrays: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
+    """The header of a message, after its length."""
+    header = json.dumps({"kind": kind, "facts": dict(facts), "arrays": arrays}).encode()
+    header += b" " * (-(_LENGTH_BYTES + len(header)) % _ALIGNED)
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header
+
+
+_kept_written = lru_cache(64)(_written)  # likewise; of one kind a fact has one type, so True is never taken for 1
 
 
 def _header(header: bytes) -> tuple[str, Mapping[str, Any], list[tuple[str, np.dtype[Any], tuple[int, ...], int]], int]:
