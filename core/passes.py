@@ -254,9 +254,9 @@ class Context(ABC):
     chain_rows: int = 0  # see `Model`
 
     @property
-    def is_elsewhere(self) -> bool:
-        """See `Model.is_elsewhere`."""
-        return False
+    def trip_s(self) -> float:
+        """See `Model.trip_s`."""
+        return 0.0
 
     @property
     def is_lost(self) -> bool:

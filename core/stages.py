@@ -81,7 +81,7 @@ class StagedModel(Model):
         self.isa = "+".join(dict.fromkeys(model.isa for model in models))
         self.options, parts = models[0].options, zip(stages, models, strict=True)
         self.memory_layout = "; ".join(f"{stage.first}: {model.identity}" for stage, model in parts)
-        self.is_elsewhere = any(model.is_elsewhere for model in models)
+        self.trip_s = sum(model.trip_s for model in models)
         self.is_asynchronous = models[-1].is_asynchronous  # the others are over when the last one begins
         self._plan, self._stages = plan, list(zip(stages, models, strict=True))
 

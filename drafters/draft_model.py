@@ -20,7 +20,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from augury.drafters.model.draft_runner import DraftRunner
-from augury.drafters.model.model_drafter import LoadOptions, ModelDrafter, drafter_for, vocab_option
+from augury.drafters.model.model_drafter import LoadOptions, ModelDrafter, drafter_for, traits_of, vocab_option
 from augury.drafters.model.translation import Translation, size_difference, tokenizer_difference
 from augury.drafters.model.written_draft import DraftRequest, TreeShape, WrittenDraft
 from augury.errors import OptionError, UnsupportedError
@@ -70,6 +70,7 @@ class DraftModel(ModelDrafter):
         reference, load_options = options.model, options.of_target(session.options, n_ctx=options.ctx)
         key = (self.name, reference, load_options, options.backend, options.vocab)
         self.runner, translated = session.shared(key, lambda: _load(reference, load_options, options, session))
+        self.traits = traits_of(self.traits, self.runner)
         self._translation = None if translated is None else Translation(*translated)
         if self._tree is not None and self._translation is not None:
             raise UnsupportedError("draft-model: tree needs a draft model with the target's vocabulary; leave it out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
+_N_TRIPS = 3  # that are timed, for the least of them
 _CHAIN_ROWS = 64  # of a chain of passes, which is one trip
 
 
@@ -40,7 +42,7 @@ class Wants:
 class RemoteModel(Model):
     """Layers on a node. After a `LostDeviceError` it asks for them again in `regain`."""
 
-    chain_rows, is_elsewhere = _CHAIN_ROWS, True
+    chain_rows = _CHAIN_ROWS
 
     def __init__(self, endpoint: Endpoint, request: Message, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> None:
         """Have a node load what `request` says, and wait for it.
@@ -60,9 +62,15 @@ class RemoteModel(Model):
             self._loaded = self._connection.ask(request)
             self.state_spec = spec_of(self._loaded)
             self.n_threads, self.isa = self._loaded.whole("n_threads"), self._loaded.text("isa")
+            self.trip_s = min(self._trip_s() for _ in range(_N_TRIPS))
         except BaseException:
             self.close()
             raise
+
+    def _trip_s(self) -> float:
+        start = perf_counter()
+        self.ask(Message("check"))
+        return perf_counter() - start
 
     @property
     def identity(self) -> str:

@@ -67,8 +67,8 @@ class EngineContext(Context):
         self.model.close()
 
     @property
-    def is_elsewhere(self) -> bool:
-        return self.model.is_elsewhere
+    def trip_s(self) -> float:
+        return self.model.trip_s
 
     @property
     def is_lost(self) -> bool:

@@ -226,11 +226,17 @@ class Engine(Receipts, Evaluations):
             sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
             ahead.wait()
             chains = [session.make_drafters(chosen, made) for session in sessions]
+            if len(loader.models) > 1 and any(each.trip_s for each in loader.models):
+                context.begin_on_thread()
             planner = None
             if draft_max and not spec_fixed:
-                planner = planner_for(target, chains[0], draft_max, replays_accepted=context.memory.replays_accepted)
-            if len(loader.models) > 1 and any(each.is_elsewhere for each in loader.models):
-                context.begin_on_thread()
+                planner = planner_for(
+                    target,
+                    chains[0],
+                    draft_max,
+                    replays_accepted=context.memory.replays_accepted,
+                    drafts_ahead=context.is_asynchronous,
+                )
             loader.keep_prompts(cache_ram, cache_disk)
             loader.close_files()
             config: dict[str, Any] = {"model": str(model), "backend": loader.backends[0].title, "memory": context.memory.name}

@@ -86,6 +86,7 @@ class DrafterTraits:
             at random, which would draw other drafts without such asks.
         drafts_at_once: Whether a draft of any length takes a costly drafter the same time, such as a block of one pass. The
             planner then counts that time once; otherwise for each token.
+        trip_s: Seconds that each draft takes beside those of its tokens, such as the way to another machine and back.
         evidence_chances: The prior chances of tokens by `Draft.evidence`: [e] is the chance that a token proposed on bucket e
             is right where its parent is. The engine learns on from there, for each bucket, over all requests and in each.
             Without evidence tokens are judged by their confidence, or else by how many the drafter had right in a row.
@@ -109,6 +110,7 @@ class DrafterTraits:
     is_paced: bool = False
     drafts_ahead: bool = False
     drafts_at_once: bool = False
+    trip_s: float = field(default=0.0, validator=ge(0))
     evidence_chances: Sequence[float] = field(default=(), validator=deep_iterable(and_(ge(0), le(1))))
     n_top: int = field(default=0, validator=[instance_of(int), ge(0)])
     features: tuple[str, ...] = field(default=(), validator=instance_of(tuple))

@@ -42,8 +42,9 @@ class Model(SlotStates, ABC):
     is_asynchronous: bool = False
     """Whether `forward` only begins a pass, on a device of its own, so that the CPU is free to draft until `Pass.wait`."""
 
-    is_elsewhere: bool = False
-    """Whether another machine computes some of it. `forward` waits for that, and this one's CPU is free meanwhile."""
+    trip_s: float = 0.0
+    """Seconds of each pass, or chain of them, that are the way to another machine and back; 0 where none computes some of it.
+    `forward` waits for that machine, and this one's CPU is free meanwhile."""
 
     chain_rows: int = 0
     """How many rows of logits the passes of a `forward_chain` may have together for it to be waited for once. 0, the default:

@@ -103,6 +103,7 @@ class DraftCost:
     per_missed: float = 0.0  # that was emitted while it was not asked
     n_asks: int = 0
     is_fixed: bool = False  # whether a draft of any length takes the same time
+    per_trip: float = 0.0  # of each draft, beside that of its tokens
 
     @property
     def is_known(self) -> bool:
@@ -116,7 +117,8 @@ class DraftCost:
 
     def seconds(self, k: int, n_missed: int) -> float:
         """The time of a draft of k tokens."""
-        return self.per_token * (min(k, 1) if self.is_fixed else k) + self.per_missed * n_missed
+        per_trip = self.per_trip if k else 0.0
+        return per_trip + self.per_token * (min(k, 1) if self.is_fixed else k) + self.per_missed * n_missed
 
     def hopeful_seconds(self, k: int, n_missed: int) -> float:
         """The same as far as it may turn out to be; see `PassCosts.curves`."""
@@ -140,7 +142,7 @@ class DraftCost:
         if n_missed > CONSTANTS.much_missed * n:
             self.per_missed += CONSTANTS.learn_draft * (max(seconds - self.seconds(k, 0), 0.0) / n_missed - self.per_missed)
             return
-        measured = max(seconds - self.per_missed * n_missed, 0.0) / (1 if self.is_fixed else n)
+        measured = max(seconds - self.per_trip - self.per_missed * n_missed, 0.0) / (1 if self.is_fixed else n)
         if self.per_token and not 0 < CONSTANTS.outlier * measured < self.per_token:
             measured = self.per_token + CONSTANTS.learn_draft * (
                 min(measured, CONSTANTS.outlier * self.per_token) - self.per_token

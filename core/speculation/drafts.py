@@ -57,7 +57,7 @@ class DrafterProfile:
             raise PluginError(f"{wanted}; write feed(self, start, tokens, features), or leave features out")
         is_costly, is_certain = traits.is_costly, traits.is_certain
         chances = Chances(traits.evidence_chances, is_costly=is_costly, is_certain=is_certain)
-        cost = DraftCost(is_fixed=traits.drafts_at_once)
+        cost = DraftCost(is_fixed=traits.drafts_at_once, per_trip=traits.trip_s)
         return cls(drafter.name, is_costly, is_certain, traits.is_paced, traits.n_top, traits.features, chances, cost)
 
     def schedule(self, *, is_right: bool) -> None:

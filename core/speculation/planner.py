@@ -45,13 +45,22 @@ class DraftPlanner:
         plain_s: Seconds of a pass of one token, at the depth of the round that was planned last. Any thread may read it.
         token_s: Seconds of a slot's token without drafts, by the same: its share of a pass, which many slots make small.
         overhead_s: Seconds of a slot's round around drafters' own work, if one of them is asked.
+        drafts_ahead: Whether passes are computed elsewhere, so that models that can draft ahead do so meanwhile.
     """
 
-    def __init__(self, costs: PassCosts, profiles: Iterable[DrafterProfile], *, replays_accepted: bool = False) -> None:
+    def __init__(
+        self,
+        costs: PassCosts,
+        profiles: Iterable[DrafterProfile],
+        *,
+        replays_accepted: bool = False,
+        drafts_ahead: bool = False,
+    ) -> None:
         """Start to plan; `replays_accepted`: a draft's accepted tokens are computed again if the rest of it was rejected."""
         self.costs = costs
         self.profiles = list(profiles)
         self.replays_accepted = replays_accepted
+        self.drafts_ahead = drafts_ahead
         self.agreement = Agreement()
         self.plain_s = self.token_s = plain_s = costs.seconds(1, 0)
         self.overhead_s = 0.0
@@ -149,12 +158,15 @@ class DraftPlanner:
         # a round that nobody else is asked for would be plain decoding's, without the time around drafters
         first_s = cost.hopeful_seconds(1, drafter.n_missed) + (0.0 if slot.by_drafter else self.overhead_s)
         further_s = cost.per_further_token if cost.is_known else 0.0
+        ahead = chance if self._is_ahead(drafter) else 0.0
         for k in range(1, n_most + 1):  # in every round, so without calls
             gain, draft_s = chance**k, first_s + further_s * (k - 1)
             if self.replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
                 replay_s = curve.extra_s(k, rest.n) / k * max(expected - 1 - (k - 1) * gain, 0.0)
             expected += gain
             n = rest.n + min(k + n_beside, slot.limit)
+            if draft_s + further_s <= curve.hoped[n]:  # the next one is there by then, and used if all and a guess are right
+                draft_s -= ahead * gain * draft_s
             rate = (expected + beside) / (curve.hoped[n] + rest.draft_s + draft_s + replay_s)
             if rate > found[3] and k >= slot.n_min:
                 found = (k, expected, draft_s, rate)
@@ -184,11 +196,23 @@ class DraftPlanner:
                 ask = CostlyAsk(slot, drafter, k, is_probe=True)
             else:
                 continue
-            perfect = (rest.rate(1.0 + j, j, cost.hopeful_seconds(j, 1)) for j in range(1, slot.limit + 1))
-            may_pay, waited_s = max(perfect, default=0.0) > CONSTANTS.hope * rate, profile.n_waited * self.plain_s
+            may_pay = self._perfect_rate(slot, drafter, rest) > CONSTANTS.hope * rate
+            waited_s = profile.n_waited * self.plain_s
             if profile.budget.covers(ask_s) if may_pay else ask_s <= CONSTANTS.hopeless_share * waited_s:
                 return ask
         return None
+
+    def _perfect_rate(self, slot: SlotProposals, drafter: RequestDrafter, rest: OthersPass) -> float:
+        """The best rate of a drafter that is always right: drafts that passes have time for, a guess included, are free."""
+        found, is_ahead, cost = 0.0, self._is_ahead(drafter), drafter.profile.cost
+        for k in range(1, slot.limit + 1):
+            is_free = is_ahead and cost.hopeful_seconds(1 + k, 0) <= rest.curve.hoped[rest.n + k]
+            found = max(found, rest.rate(1.0 + k, k, 0.0 if is_free else cost.hopeful_seconds(k, 1)))
+        return found
+
+    def _is_ahead(self, drafter: RequestDrafter) -> bool:
+        """Whether it writes the next draft while a pass is computed."""
+        return self.drafts_ahead and drafter.guard.drafts_ahead
 
     def _is_far_behind(self, drafter: RequestDrafter) -> bool:
         """Whether it has to be asked by teacher forcing before it drafts again."""
@@ -364,9 +388,12 @@ class DraftPlanner:
                 profile.schedule(is_right=is_right)
 
 
-def planner_for(model: Model, chain: Sequence[Drafter], draft_max: int, *, replays_accepted: bool) -> DraftPlanner | None:
+def planner_for(
+    model: Model, chain: Sequence[Drafter], draft_max: int, *, replays_accepted: bool, drafts_ahead: bool = False
+) -> DraftPlanner | None:
     """A planner for a chain of drafters in every slot, by the measured costs of this model's passes; None without drafters."""
     if not chain:
         return None
     costs = measure_passes(model, model.state_spec.n_slots * (draft_max + 1))
-    return DraftPlanner(costs, map(DrafterProfile.of, chain), replays_accepted=replays_accepted)
+    profiles = map(DrafterProfile.of, chain)
+    return DraftPlanner(costs, profiles, replays_accepted=replays_accepted, drafts_ahead=drafts_ahead)

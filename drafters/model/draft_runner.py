@@ -170,7 +170,7 @@ class DraftRunner:
     def __init__(self, context: Context, *, n_vocab: int, n_first: int | None = None) -> None:
         """Take over a loaded model with as many slots as the target has; a token from `n_vocab` on is never proposed."""
         self.n_model_vocab = context.info.n_vocab
-        self.is_asynchronous = context.is_asynchronous
+        self.is_asynchronous, self.trip_s = context.is_asynchronous, context.trip_s
         self._context = context
         self._n_ctx = context.spec.n_ctx
         self._can_cut = not context.spec.n_bytes_per_sequence
@@ -251,8 +251,8 @@ class DraftRunner:
 
     def _n_more(self, feeds: Shares, requests: Sequence[DraftRequest], n_written: int, n_wanted: int) -> int:
         room = min(self._n_ctx - cached.n - len(tokens) for cached, tokens, _ in feeds)
-        n_most, is_elsewhere = min(n_wanted, room + 1, self._context.chain_rows // len(feeds)), self._context.is_elsewhere
-        return n_chained(requests, n_written, n_most, is_elsewhere=is_elsewhere)
+        n_most = min(n_wanted, room + 1, self._context.chain_rows // len(feeds))
+        return n_chained(requests, n_written, n_most, is_elsewhere=self.trip_s > 0)
 
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
         """The best token in place of each of the last n of `history` (h,) int32, after the text before it.

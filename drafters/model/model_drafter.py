@@ -121,6 +121,11 @@ def drafter_for(draft_model: ModelInfo) -> str:
     return "draft-dspark" if block is not None and block.has_transitions else f"draft-{draft_model.architecture}"
 
 
+def traits_of(traits: DrafterTraits, runner: DraftRunner) -> DrafterTraits:
+    """The traits of a drafter by where its runner's model is: on another machine a draft is one trip, which nothing ends."""
+    return attrs.evolve(traits, is_paced=False, trip_s=runner.trip_s) if runner.trip_s else traits
+
+
 class ModelDrafter(Drafter):
     """Lets a model write ahead. Its options have a `p_min`, which a request may bring."""
 
@@ -228,7 +233,7 @@ class HeadDrafter(FeatureDrafter):
         key = (self.name, reference, attrs.evolve(options, p_min=0.0))
         self.runner = session.shared(key, lambda: self._load(reference))
         names = tuple(dict.fromkeys(filter(None, self.runner.encoder.names)))
-        self.traits = attrs.evolve(self.traits, features=names)
+        self.traits = attrs.evolve(traits_of(self.traits, self.runner), features=names)
 
     @classmethod
     def drafts_with(cls, file: ModelFile) -> bool:

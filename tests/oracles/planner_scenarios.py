@@ -19,7 +19,7 @@ DEPTH = 100
 
 def request_of(planner):
     """A new request that all drafters of a planner serve."""
-    guard = SimpleNamespace(is_left_out=False, is_asked_alone=False)
+    guard = SimpleNamespace(is_left_out=False, is_asked_alone=False, drafts_ahead=True)
     return RequestDrafters([RequestDrafter(profile, guard) for profile in planner.profiles], budget=planner.new_budget())
 
 
@@ -125,6 +125,7 @@ class Scenario:
     def play(self, planner=None, *, overlaps=False):
         """Seconds with the planner, on the CPU or on a device that leaves the CPU free to draft ahead."""
         planner = planner or self.planner()
+        planner.drafts_ahead = overlaps
         request = request_of(planner)
         sources = dict(zip(request.every, self.sources, strict=True))
         slow_s = {drafter: iter(source.slow_s) for drafter, source in sources.items()}

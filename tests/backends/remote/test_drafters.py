@@ -5,7 +5,7 @@ from time import monotonic
 import pytest
 from oracles.models import tiny_model
 from support.drafter_specs import head_specs
-from support.nodes import NodeOnThread
+from support.nodes import NodeOnThread, node_on_thread
 
 from augury import Engine, Registry
 from augury.backends.remote.model import RemoteModel
@@ -52,6 +52,13 @@ def test_what_drafts_on_a_node_drafts_what_it_would_here(node, spec):
             assert {line.device for line in engine.memory_table() if "(draft)" in line.purpose} >= {device} - {"none"}
     assert found[0] == found[1]
     assert found[1][1] > 0
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_drafter_tells_how_long_a_trip_takes(spec):
+    with node_on_thread(registry=REGISTRY, delay_s=0.02) as far, load(f"{SPECS[spec]},device=node:{far.address}") as engine:
+        drafter, *_ = engine._drafters
+        assert (drafter.traits.trip_s >= 0.02, drafter.traits.is_paced) == (True, False)
 
 
 def test_a_draft_is_one_trip(node, trips):

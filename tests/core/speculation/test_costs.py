@@ -8,6 +8,14 @@ from augury.speculation.kernels import FACTOR
 FLAT = [PassTime(1, 0, 0.010), PassTime(4, 0, 0.011), PassTime(8, 0, 0.020)]
 
 
+def test_what_a_trip_takes_is_no_draft_s_length():
+    cost = DraftCost(per_trip=0.01)
+    for k in (1, 2, 4):
+        cost.observe(k, 0, 0.01 + 0.002 * k)
+    assert np.isclose(cost.seconds(8, 0), 0.01 + 0.002 * 8)
+    assert cost.seconds(0, 0) == 0
+
+
 def test_between_measured_sizes_costs_are_interpolated_and_beyond_them_extended():
     costs = PassCosts(FLAT, n_largest=12)
     assert costs.seconds(4, 0) == pytest.approx(0.011)

@@ -90,6 +90,13 @@ def test_drafting_ahead_gains_where_a_model_is_often_right_and_costs_nothing_whe
     assert scenario.play() >= gain * scenario.play(overlaps=True)
 
 
+def test_a_model_that_pays_only_where_passes_hide_its_drafts_is_used_there():
+    costs = np.maximum(1 + 0.28 * (np.arange(18) - 1), 1)  # of one thread, and a model of half the target's depth
+    scenario = Scenario(costs, [Source(bernoulli(0.9, 1500), per_token_s=0.5, per_missed_s=0.05, is_costly=True)])
+    assert scenario.play(overlaps=True) * 1.3 <= scenario.plain()
+    assert scenario.play() >= 0.98 * scenario.plain()
+
+
 @pytest.mark.parametrize("costs", [FAST, SLOW])
 def test_text_that_is_copied_in_stretches_is_drafted_better_than_any_fixed_length(costs):
     scenario = Scenario(costs, [Source(stretches(np.random.default_rng(2), N, mean_right=30, mean_wrong=10))])

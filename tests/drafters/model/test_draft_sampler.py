@@ -74,7 +74,7 @@ def test_a_bias_on_a_token_that_the_draft_model_lacks_is_no_error():
     assert draw(sampler(attrs.evolve(PARAMS, logit_bias={25: 3.0}), n_vocab=30))[1].shape == (30,)
 
 
-def where_drafts_pay(context, drafters, draft_max, *, replays_accepted):
+def where_drafts_pay(context, drafters, draft_max, *, replays_accepted, drafts_ahead):
     """A planner for passes of any size in a second."""
     profiles = [DrafterProfile.of(drafter) for drafter in drafters]
     costs = PassCosts([PassTime(1, 0, 1.0), PassTime(64, 0, 1.001)], 64)
