@@ -150,11 +150,11 @@ def _library_of(kernel: Kernel, capability: tuple[int, int]) -> Any:
 def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
     """Let numba take the device for one of this capability: to type a kernel's calls, it asks the device, not its caller.
 
-    It also leaves out useless passes here, and garbage collection, because it makes little garbage.
+    It also leaves out useless passes here, what it has resolved before, and garbage collection: it makes little garbage.
     """
     from numba.cuda import compiler, dispatcher
 
-    from augury.backends.numba_cpu.kernels.compiler import USELESS, no_collection
+    from augury.backends.numba_cpu.kernels.compiler import USELESS, no_collection, resolved_once
 
     class Compiler(compiler.CUDACompiler):  # type: ignore[misc]
         def define_pipelines(self) -> list[Any]:
@@ -167,7 +167,7 @@ def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     compiler.CUDACompiler = Compiler
     try:
-        with no_collection():
+        with no_collection(), resolved_once():
             yield
     finally:
         dispatcher.get_current_device, compiler.CUDACompiler = ask, pipeline

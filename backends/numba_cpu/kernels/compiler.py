@@ -19,6 +19,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import register_pass
 from numba.core.typed_passes import NativeLowering
+from numba.core.types.functions import BaseFunction
 
 USELESS = {
     "DumpParforDiagnostics",
@@ -46,6 +47,38 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+_resolved: dict[tuple[Any, ...], Any] = {}  # signatures by operation, numba's context, and types
+
+
+@contextmanager
+def resolved_once() -> Iterator[None]:
+    """Let numba resolve an operation once for the types of its arguments: it tries up to dozens of templates each time.
+
+    Four in five operators and built-in functions of kernels were resolved before. Those that are compiled functions, which may
+    depend on the caller's flags, are left to numba.
+    """
+    resolve = BaseFunction.get_call_type
+
+    def get_call_type(operation: Any, context: Any, args: Any, kws: Any) -> Any:
+        if kws:
+            return resolve(operation, context, args, kws)
+        key = operation, context, args
+        signature = _resolved.get(key)
+        if signature is not None:
+            operation._impl_keys[signature.args] = operation.typing_key  # noqa: SLF001 - as numba's own does, for lowering
+            return signature
+        signature = resolve(operation, context, args, kws)
+        if signature is not None and operation._impl_keys[signature.args] is operation.typing_key:  # noqa: SLF001
+            _resolved[key] = signature
+        return signature
+
+    BaseFunction.get_call_type = get_call_type
+    try:
+        yield
+    finally:
+        BaseFunction.get_call_type = resolve
 
 
 class _KernelLibrary(JITCodeLibrary):  # type: ignore[misc]

@@ -31,7 +31,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from xxhash import xxh3_128_digest
 
-from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler, no_collection
+from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler, no_collection, resolved_once
 from augury.backends.numba_cpu.kernels.struct import Pointer
 from augury.files.atomic_file import AtomicFile, is_being_written
 from augury.lowering import source_key
@@ -94,7 +94,8 @@ def address(compiled: Any) -> int:
 def _compile(compiled: Any, signature: tuple[Any, ...]) -> Any:
     """Load a kernel, or compile it."""
     require_address_space(_COMPILER_BYTES, "compiling a kernel")
-    with global_compiler_lock, compiled._cache.held, no_collection():  # noqa: SLF001 - no thread waits for files of another
+    held = compiled._cache.held  # noqa: SLF001 - no thread waits for files of another
+    with global_compiler_lock, held, no_collection(), resolved_once():
         return type(compiled).compile(compiled, signature)
 
 

@@ -2,12 +2,14 @@
 
 import gc
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from numba.core import config
 from numba.core.codegen import JITCPUCodegen
 from numba.core.config import _OptLevel
+from numba.core.types.functions import BaseFunction
 
 from augury.backends.numba_cpu.kernels import compiler, jit, simd, step
 
@@ -55,7 +57,9 @@ def test_a_kernel_is_optimised_with_its_helpers_at_a_level_of_its_own_and_they_n
     assert len(n_modules) == 1  # of which there is machine code
 
 
-def test_what_the_passes_that_are_left_out_would_do_is_nothing(monkeypatch):
+@pytest.fixture
+def compiled_anew(monkeypatch):
+    """Compiles a kernel of some helpers and gives its LLVM IR."""
     monkeypatch.setattr(jit._KernelCache, "load_overload", lambda *_: None)
     made = []
 
@@ -63,12 +67,30 @@ def test_what_the_passes_that_are_left_out_would_do_is_nothing(monkeypatch):
         made.append(re.sub(NUMBERED, "", compiled.library.get_llvm_str()))
 
     monkeypatch.setattr(jit._KernelCache, "save_overload", keep)
-    jit.address(jit.kernel(step.add_norm.py_func, record=step.AddNorm))
+
+    def compile_anew():
+        for name in ("share", "normalise", "count_rows", "token_of"):  # or they were compiled already
+            monkeypatch.setattr(step, name, jit.helper(getattr(step, name).py_func))
+        jit.address(jit.kernel(step.add_norm.py_func, record=step.AddNorm))
+        return made.pop()
+
+    return compile_anew
+
+
+def test_what_the_passes_that_are_left_out_would_do_is_nothing(compiled_anew, monkeypatch):
+    without = compiled_anew()
     monkeypatch.setattr(compiler, "USELESS", frozenset())
-    for name in ("share", "normalise", "count_rows", "token_of"):  # compiled anew: they are the same objects for both
-        monkeypatch.setattr(step, name, jit.helper(getattr(step, name).py_func))
-    jit.address(jit.kernel(step.add_norm.py_func, record=step.AddNorm))
-    assert made[0] == made[1]
+    assert without == compiled_anew()
+
+
+def test_what_is_resolved_once_is_what_numba_resolves_each_time(compiled_anew, monkeypatch):
+    resolve, asked = BaseFunction.get_call_type, []
+    compiled_anew()
+    monkeypatch.setattr(BaseFunction, "get_call_type", lambda *given: asked.append(given) or resolve(*given))
+    once, n_once = compiled_anew(), len(asked)
+    monkeypatch.setattr(jit, "resolved_once", nullcontext)
+    assert once == compiled_anew()
+    assert 0 < n_once < (len(asked) - n_once) / 3
 
 
 def test_nothing_looks_for_garbage_while_a_kernel_is_compiled(monkeypatch):
