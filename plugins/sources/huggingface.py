@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from augury.plugins.sources.repository import KnownFile
 
 _PREFIXES = ("hf:", "hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
-_REFERENCE = re.compile(r"(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<quant>[\w.-]+))?")
+_REFERENCE = re.compile(r"(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<quant>[\w.-]+(?:/[\w.-]+)*))?")
 _DRAFTS = re.compile(r"draft|speculat|eagle|dflash|dspark", re.IGNORECASE)
 _ANSWER_S = 4.0  # for lists; a user who is offline learns it soon
 _N_FOUND = 20

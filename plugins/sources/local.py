@@ -15,6 +15,7 @@ from augury.errors import ModelFileError, UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Progress, Source, StoredModel
 from augury.options import nearest, similar
+from augury.plugins.sources.pypi import PypiSource
 from augury.plugins.sources.repository import choose, models_of
 
 
@@ -50,11 +51,26 @@ class PathSource(LocalSource):
         return is_file or (reference.endswith(".gguf") and ":" not in reference)
 
     @classmethod
-    def find(cls, reference: str, folder: Path) -> Path | None:  # noqa: ARG003 - a path stands for itself
+    def find(cls, reference: str, folder: Path) -> Path | None:
+        """The file at a path; a name without a folder may also be that of a file that was put into `folder`."""
         with suppress(RuntimeError, OSError):  # ~name of an unknown user; longer than a path can be
             path = Path(reference).expanduser()
-            return path if path.exists() else None
+            places = (path, folder / reference) if path.name == reference else (path,)
+            return next((each for each in places if each.exists()), None)
         return None
+
+    @classmethod
+    def stored(cls, folder: Path) -> Iterator[StoredModel]:
+        """Those that were put into `folder` by hand."""
+        fetched = {each.files[0] for each in PypiSource.stored(folder)}
+        for names in models_of(path.name for path in sorted(folder.glob("*.gguf"))).values():
+            if folder / names[0] not in fetched:
+                yield StoredModel(names[0], tuple(folder / name for name in names), is_removable=True)
+
+    @classmethod
+    def remove(cls, model: StoredModel, folder: Path) -> None:  # noqa: ARG003 - the model has its paths
+        for path in model.files:
+            path.unlink()
 
     @classmethod
     def _missing(cls, reference: str, known: list[str]) -> str:  # noqa: ARG003 - as above

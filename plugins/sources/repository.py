@@ -117,13 +117,13 @@ def models_of(files: Iterable[str]) -> Mapping[str, list[str]]:
     {'Q4_0': ['m-Q4_0.gguf']}
     """
     models = _by_stem(files)
-    n_alike = Counter(map(_quant_of, models))
+    n_alike, n_named = Counter(map(_quant_of, models)), Counter(map(_name_of, models))
     found = {}
     for stem, names in models.items():
         split = _PART.search(names[0].removesuffix(".gguf"))
         if split is None or len(names) == int(split["count"]):
-            quant = _quant_of(stem)
-            found[quant if n_alike[quant] == 1 else stem.rsplit("/", 1)[-1]] = names
+            quant, name = _quant_of(stem), _name_of(stem)
+            found[quant if n_alike[quant] == 1 else name if n_named[name] == 1 else stem] = names
     return found
 
 
@@ -144,4 +144,8 @@ def _fits(stem: str, quant: str) -> bool:
 
 
 def _quant_of(stem: str) -> str:
-    return match[1].upper() if (match := _QUANT.search(stem)) else stem
+    return match[1].upper() if (match := _QUANT.search(stem)) else _name_of(stem)
+
+
+def _name_of(stem: str) -> str:
+    return stem.rpartition("/")[2]

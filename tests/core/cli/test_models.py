@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from datetime import datetime
 from pathlib import Path
 
@@ -77,6 +78,18 @@ def test_what_is_not_ours_is_not_removed(home, capsys):
         "augury: ollama:tiny belongs to ollama, whose files augury only reads; remove it there\n"
     )
     assert (home / "ollama/blobs/sha256-1").is_file()
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_model_that_was_put_into_the_cache_by_hand_is_listed_shown_and_removed(home, capsys):
+    models = home / "cache/augury/models"
+    models.mkdir(parents=True)
+    shutil.copy(home / "tiny.gguf", models / "mine.gguf")
+    ((listed,),) = json.loads(run(capsys, "list", "--json")[1]).values()
+    assert (listed["name"], listed["source"], listed["architecture"]) == ("mine.gguf", "path", "llama")
+    assert str(models / "mine.gguf") in run(capsys, "show", "mine.gguf")[1]
+    assert run(capsys, "rm", "mine.gguf")[0] == 0
+    assert not (models / "mine.gguf").exists()
 
 
 def test_a_damaged_model_is_listed_as_such(home, capsys):

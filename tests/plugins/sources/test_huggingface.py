@@ -15,7 +15,7 @@ from support.damage import disk_is_full
 from augury.errors import ModelFileError
 from augury.interfaces import Progress
 from augury.plugins.sources import huggingface
-from augury.plugins.sources.huggingface import HuggingFaceSource
+from augury.plugins.sources.huggingface import HuggingFaceSource, _parsed
 from augury.plugins.sources.repository import KnownFile
 from augury.testing.source import SOURCE_CHECKS, SourceSubject
 
@@ -200,10 +200,14 @@ def test_a_folder_that_cannot_be_written_is_no_fault_of_the_connection(tmp_path)
         fetch("hf:owner/tiny:Q8_0")
 
 
-@pytest.mark.parametrize("reference", ["hf:", "hf:owner", "hf:../..:Q4_0", "hf:a/b/c", "hf:owner/tiny:", "hf:a/b:c/d"])
+@pytest.mark.parametrize("reference", ["hf:", "hf:owner", "hf:../..:Q4_0", "hf:a/b/c", "hf:owner/tiny:", "hf:a/b:c/"])
 def test_what_names_no_repository_is_an_error(reference):
     with pytest.raises(ModelFileError, match="expected hf:OWNER/REPOSITORY"):
         fetch(reference)
+
+
+def test_a_file_in_a_folder_may_be_named_with_it():
+    assert _parsed("owner/tiny:story/tiny") == ("owner/tiny", "story/tiny")
 
 
 @pytest.mark.usefixtures("hub")

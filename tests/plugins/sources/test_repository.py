@@ -38,8 +38,9 @@ def test_what_does_not_fit_one_model_is_an_error_that_lists_the_quants(files, qu
 
 
 def test_each_whole_model_is_listed_by_what_chooses_it():
-    files = [*FILES, "x/tiny-Q6_K.gguf", "y/other-Q6_K.gguf", "half-F16-00001-of-00002.gguf"]
+    files = [*FILES, "x/tiny-Q6_K.gguf", "y/other-Q6_K.gguf", "half-F16-00001-of-00002.gguf", "x/plain.gguf"]
+    files += ["x/alike.gguf", "y/alike.gguf"]
     found = models_of(files)
-    assert set(found) == {"Q4_K_M", "Q8_0", "BF16", "tiny-Q6_K", "other-Q6_K"}
+    assert set(found) == {"Q4_K_M", "Q8_0", "BF16", "tiny-Q6_K", "other-Q6_K", "plain", "x/alike", "y/alike"}
     for quant, names in found.items():
         assert choose(files, "hf:o/r", quant) == names
