@@ -47,6 +47,28 @@ class TextBlock(Block):
     citations: list[dict[str, Any]] | None = Field(None, max_length=0)
 
 
+class TextSource(Fields):
+    """The text of a document."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class DocumentBlock(Block):
+    """A document that is text."""
+
+    type: Literal["document"]
+    source: TextSource
+    title: str | None = None
+    context: str | None = Field(None, description="what the document is, for the model")
+
+    @property
+    def text(self) -> str:
+        """The document as the model reads it."""
+        return "\n".join(filter(None, (self.title, self.context, self.source.data)))
+
+
 class ThinkingBlock(Block):
     """The model's reasoning; the signature is that of another server, or empty, and what it has redacted cannot be read."""
 
@@ -77,7 +99,7 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | list[Annotated[TextBlock | DocumentBlock, Field(discriminator="type")]] = ""
     is_error: bool = False
 
 
@@ -86,7 +108,7 @@ def _blocks(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | DocumentBlock, Field(discriminator="type")]
 
 
 class Message(Fields):
@@ -102,6 +124,8 @@ class Message(Fields):
         for block in self.content:
             if isinstance(block, TextBlock):
                 message["content"] += block.text
+            elif isinstance(block, DocumentBlock):
+                message["content"] += f"{block.text}\n\n"
             elif isinstance(block, ThinkingBlock):
                 message["reasoning_content"] = message.get("reasoning_content", "") + block.thinking
             elif isinstance(block, ToolUseBlock):
@@ -122,6 +146,7 @@ class Tool(Block):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = Field(None, description="arguments fit the schema in any case")
+    input_examples: list[dict[str, Any]] | None = Field(None, description="without effect: no chat template knows them")
     eager_input_streaming: Literal[True] | None = Field(None, description="arguments always come as they are written")
     defer_loading: Literal[False] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
@@ -151,7 +176,7 @@ class Thinking(Fields):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(None, ge=1, description="after so many tokens thinking ends; max_tokens counts them, too")
-    display: Literal["summarized"] | None = None
+    display: Literal["summarized", "omitted"] | None = Field(None, description="omitted: blocks of thinking are told empty")
 
 
 class OutputFormat(Fields):
@@ -210,6 +235,11 @@ class MessagesRequest(CountRequest):
     stop_sequences: Texts = Field(default_factory=list)
     stream: bool = False
 
+    @property
+    def tells_thinking(self) -> bool:
+        """Whether the answer holds what the model thought."""
+        return self.thinking is None or self.thinking.display != "omitted"
+
     @model_validator(mode="after")
     def _check(self) -> MessagesRequest:
         for name in ("stop", "return_draft_origin", "return_progress", "timings_per_token"):
@@ -227,13 +257,13 @@ async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any
     stops = [stop for stop in body.stop_sequences if stop]
     params = body.over(params) | {"max_tokens": body.max_tokens, "stop": stops, "id": begun["id"]}
     if body.stream:
-        events = partial(_events, plan, begun, server, stops)
+        events = partial(_events, plan, begun, server, stops, _Blocks(tells_thinking=body.tells_thinking))
         return await stream(server, http, body, [params], events, error_event="error", ping=_PING, has_progress=True)
     (result,) = await generate(server, http, [params])
     answer = AnswerReader(plan).read_whole(result)
     content: list[dict[str, Any]] = []
     if answer.reasoning:
-        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        content.append({"type": "thinking", "thinking": answer.reasoning * body.tells_thinking, "signature": ""})
     if answer.content or not (answer.reasoning or answer.calls):
         content.append({"type": "text", "text": answer.content})
     content += [_tool_use(call.name, call.given) for call in answer.calls]
@@ -249,10 +279,10 @@ async def count_tokens(body: CountRequest, server: Serving) -> dict[str, int]:
 
 
 async def _events(
-    plan: ChatPlan, begun: dict[str, Any], server: Server, stops: list[str], pieces: Pieces
+    plan: ChatPlan, begun: dict[str, Any], server: Server, stops: list[str], blocks: _Blocks, pieces: Pieces
 ) -> AsyncIterator[bytes]:
     nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-    reader, blocks, has_begun = AnswerReader(plan), _Blocks(), False
+    reader, has_begun = AnswerReader(plan), False
     async for _, piece in pieces:
         if isinstance(piece, PromptProgress):  # the first has the prompt's counts
             if not has_begun:
@@ -273,8 +303,9 @@ async def _events(
 class _Blocks:
     """The blocks of an answer as it streams, one open at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_thinking: bool) -> None:
         self.has_calls = False
+        self._tells_thinking = tells_thinking
         self._index = -1
         self._open: tuple[str, int | None] | None = None  # its kind, and which call it is
 
@@ -287,7 +318,7 @@ class _Blocks:
             self.has_calls |= delta.kind == "call"
             block = _BLOCKS[delta.kind] if delta.name is None else _tool_use(delta.name, {})
             yield _event("content_block_start", index=self._index, content_block=block)
-        if delta.text:
+        if delta.text and (self._tells_thinking or delta.kind != "reasoning"):
             name, field = _DELTAS[delta.kind]
             yield _event("content_block_delta", index=self._index, delta={"type": name, field: delta.text})
 

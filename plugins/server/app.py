@@ -287,7 +287,7 @@ async def _on_invalid(request: Request, error: Any) -> Response:
     else:
         message = f"{param}: {first['msg']}"
     said = first.get("ctx", {}).get("tag", first["input"])
-    if param.endswith(".images") or (isinstance(said, str) and _MEDIA.fullmatch(said)):
+    if param.rpartition(".")[2] == "images" or (isinstance(said, str) and _MEDIA.fullmatch(said)):
         message += "; models here read text alone"
     return _answer(RequestError(400, message, param=param or None), request.url.path)
 

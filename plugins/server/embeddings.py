@@ -11,7 +11,7 @@ import numpy as np
 from anyio import to_thread
 from pydantic import AliasChoices, Field
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from augury.model_info import RankHead
 from augury.plugins.server.conversation import MOST_TEXT, Prompt, mixed_tokens, needed, prompt_tokens
@@ -143,7 +143,7 @@ def _usage(n_tokens: int) -> dict[str, int]:
 class EmbedRequest(ModelRequest):
     """Texts."""
 
-    input: str | list[str]
+    input: str | list[str] = Field([], description="none loads the model")
     truncate: bool = Field(default=True, description="texts beyond the context are cut, or an error")
     dimensions: int | None = Field(None, ge=1, description="so many of the first components, scaled to length 1 again")
     options: Options = Options()
@@ -159,7 +159,9 @@ class EmbeddingsRequest(ModelRequest):
 @router.post("/api/embed", response_model=dict[str, Any])
 async def embed_texts(body: EmbedRequest, http: Request, server: OllamaServing) -> Response:
     """Embed texts, as vectors of length 1."""
-    clock, texts = Clock(http), [body.input] if isinstance(body.input, str) else body.input
+    clock, texts = Clock(http), list(filter(None, [body.input])) if isinstance(body.input, str) else body.input
+    if not texts:  # the model is only loaded, or unloaded
+        return JSONResponse({"model": body.model, "embeddings": []} | clock.durations() | {"prompt_eval_count": 0})
     ids = await _text_tokens(server, texts, is_cut=body.truncate)
     found = await _vectors(server, http, ids, normalize=True, n_dimensions=body.dimensions)
     used = clock.durations() | {"prompt_eval_count": sum(map(len, ids))}

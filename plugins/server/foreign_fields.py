@@ -10,13 +10,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 IGNORED = (
+    "access_programs",
     "client_metadata",
+    "diagnostics",
+    "inference_geo",
     "metadata",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
     "user",
+    "user_profile_id",
+    "workspace_id",
 )
 """Fields that clients send unasked and that mean nothing to a server of one's own: they are left out, whatever they say."""
 

@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json, to_json
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from augury.plugins.server.errors import RequestError
@@ -93,6 +94,11 @@ class _Request(Request):
             raise RequestError(400, message, param=name)
 
 
+def _as_get(scope: Scope) -> Scope:
+    """A request for the head of an answer is one for all of it, of which uvicorn sends no more."""
+    return {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
+
+
 class _Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -106,7 +112,11 @@ class _Route(APIRoute):
 
         return handle_request
 
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return super().matches(_as_get(scope))
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = _as_get(scope)
         if scope["method"] == "POST" and not all(server.is_ready for server in scope["app"].state.models.servers):
             await answer_early(super().handle, scope, receive, send)
         else:

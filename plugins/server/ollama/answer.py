@@ -27,7 +27,7 @@ from augury.types import Result, Token
 
 _OF_LOADING = (  # the server's flags choose these when it loads a model
     *("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_thread"),
-    *("numa", "use_mlock", "use_mmap", "vocab_only"),
+    *("num_gqa", "numa", "rope_frequency_base", "rope_frequency_scale", "use_mlock", "use_mmap", "vocab_only"),
 )
 _N_SHOWN = 100  # characters of a value
 _LONGEST_S = 1e9  # a longer time is for ever
@@ -65,6 +65,8 @@ class GenerationRequest(ModelRequest):
 
     stream: bool = True
     options: Options = Options()
+    truncate: bool = Field(default=False, description="without effect: nothing is left out of a prompt that is too long")
+    shift: bool | None = Field(None, description="as context_shift: whether the answer goes on when the context is full")
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="json, or a schema")
     think: bool | str | None = Field(None, description="whether the model is to think first, or how hard")
     logprobs: bool = False
@@ -76,7 +78,8 @@ class GenerationRequest(ModelRequest):
             params = params | {"logprobs": self.top_logprobs}
         elif self.top_logprobs:
             raise RequestError(400, "top_logprobs needs logprobs, which is not true", param="top_logprobs")
-        return self.options.over(params)
+        found = self.options.over(params)
+        return found if self.shift is None else {"context_shift": self.shift} | found
 
     @property
     def schema_of_answer(self) -> dict[str, Any] | None:

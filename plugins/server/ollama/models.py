@@ -26,6 +26,7 @@ _VERSION = "0.13.0"  # of Ollama, whose interface this is: clients refuse older 
 _FOREVER = timedelta(days=100 * 365)  # that a model stays loaded, where nothing says how long
 _UNITS = ("", "K", "M", "B", "T")
 _EVERY_S = 0.2  # progress is told so often
+_PARAMETERS = {"max_tokens": "num_predict"}  # as a Modelfile names them
 _DONE = {"status": "success"}
 
 
@@ -60,7 +61,9 @@ async def running(models: AllModels) -> dict[str, Any]:
 def show(body: ShowRequest, server: Named) -> dict[str, Any]:
     """Describe a model."""
     facts = server.facts()
-    params = [f"{key:<30} {value}" for key, value in server.options.params.items() if isinstance(value, str | int | float)]
+    figures = {"num_ctx": server.engine.config["n_ctx"]} if server.has_figures else {}
+    named = {_PARAMETERS.get(key, key): value for key, value in server.options.params.items() if not isinstance(value, bool)}
+    params = [f"{key:<30} {value}" for key, value in (figures | named).items() if isinstance(value, str | int | float)]
     template = facts.metadata.get("tokenizer.chat_template", "")
     if server.has_figures:
         template = "" if server.engine.chat_template is None else server.engine.chat_template.source

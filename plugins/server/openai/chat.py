@@ -27,11 +27,23 @@ from augury.types import Result, Token
 router = api_router()
 
 
+class RefusalPart(Fields):
+    """A part of an answer in which a model refused, as other servers tell it."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What it said."""
+        return self.refusal
+
+
 class Message(Fields):
     """One message of a conversation, as a client writes it, or as it was received from this or another server."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
     reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning", "thinking"))
     tool_calls: list[dict[str, Any]] | None = None

@@ -17,6 +17,7 @@ from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
 from augury.plugins.server.generation import Pieces, check_texts, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
+from augury.plugins.server.llama_cpp.completion import InfillRequest, infill_prompt
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, made_of, ranked, usage
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import counted, end_figures
@@ -30,6 +31,7 @@ class CompletionRequest(OpenAIFields):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     echo: bool = False
+    suffix: str | None = Field(None, description="what follows the answer, which fills the gap, for models that can")
     best_of: int | None = Field(None, ge=1)
     logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -61,7 +63,8 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
     begun = head(server, "text_completion", "cmpl")
     params = {"echo": body.echo, "max_tokens": body.max_tokens, "logprobs": body.logprobs}
     params = {name: value for name, value in params.items() if value is not None}
-    asked = [body.asked(server, begun["id"], prompt=prompt, **params) for prompt in body.prompts]
+    prompts = [await _with_suffix(body, prompt, server) for prompt in body.prompts]
+    asked = [body.asked(server, begun["id"], prompt=prompt, **params) for prompt in prompts]
     if body.stream:
         return await stream(server, http, body, asked, partial(_events, body, server, begun, asked))
     scored = [] if body.n_scored is None else await score(server, http, body.prompts, body.n_scored)
@@ -73,6 +76,15 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
     found = begun | {"choices": choices, "usage": usage(results, body.n)} | end_figures(results)
     found |= made_of(body, server, asked[0], 0, results[0])
     return found if body.logprobs is None and body.n_scored is None else long_answer(pieces_of(found))
+
+
+async def _with_suffix(body: CompletionRequest, prompt: Any, server: Server) -> Any:
+    """The prompt of a gap, or the prompt as it stands where nothing is to follow it."""
+    if not body.suffix:
+        return prompt
+    before = prompt if isinstance(prompt, list) else [prompt]
+    gap = InfillRequest(input_prefix=before, input_suffix=body.suffix, n_predict=body.max_tokens)
+    return await infill_prompt(gap, server)
 
 
 def _nothing(server: Server, given: str | list[int], prompt: list[PromptToken]) -> Result:

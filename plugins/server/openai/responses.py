@@ -123,16 +123,17 @@ class ResponsesRequest(EngineFields):
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
         """How the answer is read, and the conversation's arguments of `Engine.submit`."""
         choice = self.tool_choice
-        if not isinstance(choice, str):
+        if not isinstance(choice, str) and choice.get("type") == "allowed_tools":
+            allowed = choice.get("tools")
+            tools = [_as_in_chat(tool) for tool in allowed] if isinstance(allowed, list) else allowed
+            choice = {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+        elif not isinstance(choice, str):
             choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
         return await plan_chat(
             self,
             server,
             self.messages(),
-            tools=[  # a function stands one level deeper in chat
-                {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-                for tool in self.functions()
-            ],
+            tools=[_as_in_chat(tool) for tool in self.functions()],
             tool_choice=choice,
             is_parallel=self.parallel_tool_calls,
             json_schema=self.schema_of_answer(),
@@ -151,6 +152,13 @@ class ResponsesRequest(EngineFields):
         if form.type == "json_schema" and form.schema_ is None:
             raise RequestError(400, "text.format lacks schema", param="text.format.schema")
         return form.schema_ or {"type": "object"}
+
+
+def _as_in_chat(tool: Any) -> Any:
+    """A function, which stands one level deeper in chat."""
+    if not isinstance(tool, dict):
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
 def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:

@@ -141,7 +141,8 @@ class ChatFormat:
         Args:
             messages: The conversation, as OpenAI's clients send it.
             tools: As they send them: `{"type": "function", "function": {"name", "description", "parameters"}}`.
-            tool_choice: `auto`, `none`, `required`, or `{"type": "function", "function": {"name": ...}}`.
+            tool_choice: `auto`, `none`, `required`, `{"type": "function", "function": {"name": ...}}`, or
+                `{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}`.
             is_parallel: Whether an answer may hold several calls; it is kept from that where its form is: with `required` or a
                 name, and with functions that are `strict`, whose arguments fit their schema however they come to be called.
             reasoning: `none` leaves reasoning in the content.
@@ -153,7 +154,7 @@ class ChatFormat:
         Raises:
             OptionError: Tools, choice or messages are malformed.
         """
-        described = [_described(tool) for tool in tools or ()]
+        described, tool_choice = _allowed([_described(tool) for tool in tools or ()], tool_choice)
         forced = _forced(described, tool_choice)
         names = {} if tool_choice == "none" else {each["name"]: each.get("parameters") or {} for each in described}
         if self.template is None:
@@ -164,7 +165,7 @@ class ChatFormat:
         if not self.writes_calls:
             told = [self._as_text(message) for message in told]
         told = told if not names or self.knows_tools else _with_tools(described, self.tools, told)
-        of_tools = list(tools or ()) if names and self.knows_tools else None
+        of_tools = [tool for tool in tools or () if tool["function"]["name"] in names] if names and self.knows_tools else None
         prompt = self.template.prompt(told, tools=of_tools, kwargs=kwargs, add_generation_prompt=add_generation_prompt)
         is_continued = told[-1].get("role") == "assistant"
         reasoned = reasoning_at(str(prompt), self.tags, is_continued=is_continued) if self.may_reason else "to come"
@@ -218,6 +219,22 @@ def _described(tool: Any) -> Mapping[str, Any]:
     if not isinstance(function.get("parameters") or {}, Mapping):
         raise OptionError(f"the parameters of tool {function['name']!r} are no JSON schema")
     return function
+
+
+def _allowed(
+    described: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any]
+) -> tuple[Sequence[Mapping[str, Any]], str | Mapping[str, Any]]:
+    """The functions that the model is told of, and the choice among them; OpenAI's `allowed_tools` leaves out others."""
+    if isinstance(choice, str) or choice.get("type") != "allowed_tools":
+        return described, choice
+    match choice.get("allowed_tools"):
+        case {"mode": "auto" | "required" as mode, "tools": [*tools]}:
+            names = [_described(tool)["name"] for tool in tools]
+        case allowed:
+            raise OptionError(f"allowed_tools is {allowed!r}, expected {{'mode': 'auto' or 'required', 'tools': [...]}}")
+    if unknown := [name for name in names if name not in {each["name"] for each in described}]:
+        raise OptionError(f"tool_choice allows {unknown[0]!r}, which is none of the tools; send it with them")
+    return [each for each in described if each["name"] in names], mode
 
 
 def _forced(described: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any]) -> list[Mapping[str, Any]]:

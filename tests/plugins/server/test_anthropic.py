@@ -143,6 +143,30 @@ def test_strict_tools_are_held_to_their_schema(claude):
         claude.messages.create(**asked, tools=[beyond | {"strict": True}])
 
 
+def test_documents_that_are_text_are_read(claude, client):
+    def n_tokens(content):
+        return claude.messages.count_tokens(model="any", messages=[{"role": "user", "content": content}]).input_tokens
+
+    source = {"type": "text", "media_type": "text/plain", "data": "The sea is blue."}
+    document = {"type": "document", "source": source, "title": "Colours", "context": "A note."}
+    text = "Colours\nA note.\nThe sea is blue.\n\nWhich colour?"
+    assert n_tokens([document, {"type": "text", "text": "Which colour?"}]) == n_tokens(text)
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [document]}
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    history = [*HELLO, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    assert ask(claude, messages=history).content
+    picture = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
+    answer = client.post("/v1/messages", json={"max_tokens": 1, "messages": [{"role": "user", "content": [picture]}]})
+    assert answer.status_code == 400
+    assert "source.type is 'base64', expected 'text'" in answer.json()["error"]["message"]
+
+
+def test_examples_of_tools_and_what_concerns_anthropic_alone_are_taken(claude):
+    more = {"inference_geo": "us", "diagnostics": {"previous_message_id": "m"}, "user_profile_id": "u"}
+    tools = [WEATHER | {"input_examples": [{"city": "Rome"}]}]
+    assert ask(claude, tools=tools, extra_body=more).content
+
+
 def test_a_system_message_may_stand_among_the_others(claude):
     told = claude.messages.count_tokens(model="any", messages=[{"role": "system", "content": "Be brief."}, *HELLO])
     assert told == claude.messages.count_tokens(model="any", system="Be brief.", messages=HELLO)
@@ -247,6 +271,27 @@ def test_thinking_ends_with_its_budget(thinking_server):
     assert len(blocks[12]) > len(blocks[6]) > 0
     answer = thinking_server.client.post("/v1/chat/completions", json=asked | {"reasoning_budget_tokens": 6}).json()
     assert answer["choices"][0]["message"]["reasoning_content"] == blocks[6]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_thinking_may_be_left_out_of_the_answer(thinking_server, is_streamed):
+    from anthropic import Anthropic
+
+    thinking = {"type": "enabled", "budget_tokens": 6}
+    asked = {"model": "any", "max_tokens": 40, "messages": HELLO, "extra_body": {"ignore_eos": True}}
+    with Anthropic(base_url=thinking_server.url, api_key="none", max_retries=0) as claude:
+
+        def blocks(**more):
+            if is_streamed:
+                with claude.messages.stream(**asked, thinking=thinking | more) as stream:
+                    return stream.get_final_message().content
+            return claude.messages.create(**asked, thinking=thinking | more).content
+
+        told, silent = blocks(), blocks(display="omitted")
+    assert [block.type for block in silent] == ["thinking", "text"]
+    assert told[0].thinking
+    assert not silent[0].thinking
+    assert told[1].text == silent[1].text
 
 
 def test_a_budget_is_kept_beside_a_schema(thinking_server):

@@ -47,3 +47,9 @@ def test_llama_vscode_edits_by_chat(client):
     messages = [{"role": "system", "content": "You are an expert coder."}, {"role": "user", "content": "Say hello."}]
     answer = client.post("/v1/chat/completions", json={"messages": messages, **sampling, **penalties, **more})
     assert answer.status_code == 200, answer.text
+
+
+def test_openais_suffix_is_a_gap_too(client):
+    expected = ask(client, **FIM | {"prompt": "", "temperature": 0})["content"]
+    body = {"prompt": FIM["input_prefix"], "suffix": FIM["input_suffix"], "max_tokens": FIM["n_predict"], "temperature": 0}
+    assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected

@@ -56,6 +56,20 @@ def test_log_probabilities_are_those_of_the_tokens(ollama_client):
     assert [each.logprob for part in parts for each in part.logprobs or ()] == [each.logprob for each in whole.logprobs]
 
 
+def test_older_and_newer_fields_of_ollamas_are_taken(client):
+    options = OPTIONS | {"num_gqa": 1, "rope_frequency_base": 1e4}
+    body = {"model": "small", "messages": MESSAGES, "options": options, "stream": False, "truncate": True}
+    told = [client.post("/api/chat", json=body | {"shift": shift}).json()["message"] for shift in (True, False)]
+    assert told[0] == told[1] == client.post("/api/chat", json=body).json()["message"]
+
+
+def test_an_answer_goes_on_in_a_full_context_where_it_may_shift(client):
+    options = {"num_predict": 64, "ignore_eos": True, "temperature": 0}
+    body = {"model": "small", "prompt": "red " * 490, "raw": True, "options": options, "stream": False}
+    counts = {shift: client.post("/api/generate", json=body | {"shift": shift}).json()["eval_count"] for shift in (True, False)}
+    assert counts[False] < counts[True] == 64
+
+
 def test_a_conversation_without_messages_loads_the_model(ollama_client):
     answer = ollama_client.chat("smollm2", [])
     assert (answer.message.content, answer.done, answer.done_reason) == ("", True, "load")

@@ -35,3 +35,8 @@ def test_the_older_form_is_not_scaled(ollama_client, client):
     found = ollama_client.embeddings("small", "red").embedding
     assert [*found] in ([*expected], expected[0])
     assert ollama_client.embeddings("small", "").embedding == []
+
+
+def test_without_a_text_the_model_is_only_loaded(ollama_client, client):
+    assert ollama_client.embed("small", "").embeddings == []
+    assert client.post("/api/embed", json={"model": "small"}).json()["embeddings"] == []

@@ -37,7 +37,9 @@ def test_the_model_is_described(ollama_client):
     assert found.modelinfo["llama.block_count"] == 30
     assert "tokenizer.ggml.tokens" not in found.modelinfo
     assert "<|im_start|>" in found.template
-    assert "temperature" in found.parameters
+    parameters = dict(line.split() for line in found.parameters.splitlines())
+    assert (parameters["num_ctx"], float(parameters["temperature"])) == ("512", 0)
+    assert not {"True", "False"} & {*parameters.values()}
 
 
 def test_what_a_model_can_do_is_told_before_it_is_loaded():
@@ -56,7 +58,11 @@ def test_an_unknown_model_is_not_described(ollama_client):
 
 def test_the_version_is_one_of_ollama_s(client):
     assert client.get("/api/version").json() == {"version": "0.13.0"}
-    assert client.head("/").status_code == 200
+    for path in ("/", "/api/tags", "/api/version", "/health", "/v1/models"):  # as monitors ask
+        answer = client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-length"] == client.get(path).headers["content-length"]
+    assert client.head("/api/chat").status_code == 405
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [1, 2]])

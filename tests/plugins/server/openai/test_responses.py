@@ -102,6 +102,15 @@ def test_a_tool_is_called_and_its_output_goes_back(ai, choice):
     assert ai.responses.create(**asked, input=items, max_output_tokens=8).usage.input_tokens > found.usage.input_tokens
 
 
+def test_of_allowed_tools_one_is_called(ai):
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [{"type": "function", "name": name, "parameters": parameters} for name in ("look", "wait")]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "wait"}]}
+    asked = {"model": "smollm2", "input": "Look!", "tools": tools, "parallel_tool_calls": False, "max_output_tokens": 60}
+    (call,) = ai.responses.create(**asked, tool_choice=choice).output
+    assert (call.type, call.name) == ("function_call", "wait")
+
+
 def test_what_codex_sends_unasked_changes_nothing(ai, answer):
     tools = [TOOL, {"type": "web_search"}, {"type": "custom", "name": "apply_patch"}]
     more = {"client_metadata": {"x": "y"}, "text": {"verbosity": "low"}, "include": ["reasoning.encrypted_content"]}

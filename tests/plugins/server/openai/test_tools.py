@@ -19,9 +19,11 @@ def tool(name):
 
 TOOLS = [tool("get_weather"), tool("get_tides")]
 NAMED = {"type": "function", "function": {"name": "get_tides"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+CHOICES = [("required", {"get_weather", "get_tides"}), (NAMED, {"get_tides"}), (ALLOWED, {"get_tides"})]
 
 
-@pytest.mark.parametrize(("choice", "names"), [("required", {"get_weather", "get_tides"}), (NAMED, {"get_tides"})])
+@pytest.mark.parametrize(("choice", "names"), CHOICES)
 def test_calls_that_must_be_made_fit_their_schema_streamed_and_not(ai, choice, names):
     asked = ASKED | {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
     (found,) = ai.chat.completions.create(**asked).choices
@@ -39,6 +41,37 @@ def test_calls_that_must_be_made_fit_their_schema_streamed_and_not(ai, choice, n
             told["ids"].add(each.id)
     assert (told["name"], told["arguments"]) == (call.function.name, call.function.arguments)
     assert len(told["ids"] - {None}) == 1
+
+
+def test_of_allowed_tools_the_model_is_told_alone(client):
+    def prompt(tools, **more):
+        return client.post("/apply-template", json={"messages": ASKED["messages"], "tools": tools} | more).json()["prompt"]
+
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+    assert prompt(TOOLS, tool_choice=allowed) == prompt(TOOLS[1:]) != prompt(TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "told"),
+    [
+        (["get_tides"], r"allowed_tools is \['get_tides'\], expected {'mode': 'auto' or"),
+        (
+            {"mode": "auto", "tools": [{"type": "function", "function": {"name": "sail"}}]},
+            "allows 'sail', which is none of the",
+        ),
+    ],
+)
+def test_wrong_choices_of_tools_are_told(ai, allowed, told):
+    from openai import BadRequestError
+
+    with pytest.raises(BadRequestError, match=told):
+        ai.chat.completions.create(**ASKED, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+
+
+def test_a_refusal_goes_back(ai):
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]}
+    messages = [*ASKED["messages"], refused, {"role": "user", "content": "Try."}]
+    assert ai.chat.completions.create(**ASKED | {"messages": messages, "max_tokens": 8}).choices[0].message.content
 
 
 def test_a_call_that_a_stop_text_cuts_is_none_to_be_made(ai):
