@@ -15,6 +15,7 @@ from support.commands import here, run
 from support.servers import READY_S, serving
 
 from augury import Engine
+from augury.errors import AuguryError, CapacityError, OptionError
 
 N_KILLS = int(os.environ.get("KILLS", "2"))  # in mid-stream
 N_CTX = 512
@@ -134,6 +135,22 @@ def test_adapters_count_in_all_replicas_as_the_server_is_told(engine, server):
         assert server.client.post("/lora-adapters", json=scales).json() == {"success": True}
         assert asked() == tokens
     assert [each["scale"] for each in server.client.get("/lora-adapters").json()] == [0]
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # by Serve
+def test_a_replica_is_to_blame_for_its_end_and_a_request_for_all_else():
+    from grpc import StatusCode
+    from grpc.aio import AioRpcError, Metadata
+    from ray.exceptions import ActorUnavailableError
+
+    from augury.plugins.ray.replicas import _cause
+
+    ended = AioRpcError(StatusCode.CANCELLED, Metadata(), Metadata())
+    for error in (ended, ActorUnavailableError("gone", None), AuguryError("the engine has ended")):
+        assert _cause(error) is None
+    for error in (OptionError("not so"), CapacityError("too long")):
+        assert _cause(error) is error
 
 
 @pytest.mark.ray
