@@ -85,7 +85,7 @@ class BlockEmitter(lowering.BlockEmitter):
             state.allocate(arena.zeros)
         placed = Placed(weights, arena, self._layout, buffers, self.states)
         for emitter in (*self._early, *self._emitters):
-            emitter.place(placed)
+            emitter.placed = placed
 
     def emit(self, tape: Tape, *, is_read: bool = True) -> None:
         """Write its other records; if nobody reads the result, as far as something is kept of tokens."""

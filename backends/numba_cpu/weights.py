@@ -160,7 +160,7 @@ class Weights:
 
     def integers(self, part: Integers, n: int) -> int:
         """The address of whole numbers, int32, from 0 to n - 1."""
-        return self._arena.keep(np.array(self._file.integers(part.weight, part.shape, n)), PURPOSE)
+        return self._arena.shared(part, lambda: np.array(self._file.integers(part.weight, part.shape, n)), PURPOSE)
 
     def norm(self, norm: Norm | None) -> int:
         """The address of a norm's record for kernels, see `kernels/norm.py`; 0 if there is none."""

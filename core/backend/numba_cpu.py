@@ -59,12 +59,10 @@ from augury.backends.numba_cpu.kernels.team import (
 from augury.backends.numba_cpu.operations import (
     EMITTERS as EMITTERS,
     OperationEmitter as OperationEmitter,
-    Placed as Placed,
     Tape as Tape,
     ThreadRows as ThreadRows,
     Work as Work,
     row_bytes as row_bytes,
-    table as table,
 )
 
 kernel = package_kernel

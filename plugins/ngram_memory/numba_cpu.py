@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cpu.operations import OperationEmitter, Placed, Tape, Work, table
+from augury.backends.numba_cpu.operations import OperationEmitter, Tape, Work
 from augury.plugins.ngram_memory.block import GateStreams, LookUpNgrams
 from augury.plugins.ngram_memory.kernels.numba_cpu import Norms, gate_streams, look_up
 
@@ -14,13 +14,9 @@ class LookUpNgramsEmitter(OperationEmitter[LookUpNgrams]):
 
     kernels = (look_up,)
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        numbers = [*self.operation.multipliers, *self.operation.first, *self.operation.size]
-        self._numbers = placed.arena.keep(np.array(numbers, np.uint64).view(np.int64), "scratch")
-
     def emit(self, tape: Tape) -> None:
         operation, matrix = self.operation, tape.weights.matrix(self.operation.table)
+        numbers = (*operation.multipliers, *operation.first, *operation.size)
         tape.add(
             Work("looking up n-grams"),
             look_up,
@@ -31,7 +27,7 @@ class LookUpNgramsEmitter(OperationEmitter[LookUpNgrams]):
             tokens=self.scope.cache(operation.tokens.cache).rows,
             n_tokens=len(operation.multipliers),
             n_heads=len(operation.size),
-            numbers=self._numbers,
+            numbers=self.placed.constant(("n-grams", numbers), lambda: np.array(numbers, np.uint64)),
             eos=operation.eos,
         )
 
@@ -45,15 +41,10 @@ class GateStreamsEmitter(OperationEmitter[GateStreams]):
         """See `OperationEmitter.scratch_bytes`: of a stream the norms of its key and query."""
         return 8 * self.operation.key_norm.size + 128
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        norms = (self.operation.key_norm, self.operation.query_norm, self.operation.norm)
-        made = Norms(**dict(zip(("key", "query", "given"), map(placed.weights.norm, norms), strict=True)))
-        self._norms = placed.arena.keep(table([made]), "scratch")
-
     def emit(self, tape: Tape) -> None:
-        operation = self.operation
+        operation, norm = self.operation, tape.weights.norm
+        norms = Norms(key=norm(operation.key_norm), query=norm(operation.query_norm), given=norm(operation.norm))
         size, values = operation.key_norm.size, (operation.x, operation.keys, operation.values, *operation.out)
         rows = dict(zip(("x", "keys", "values", "given", "normed"), map(self.placed.at, values), strict=True))
         sizes = {"n_streams": operation.x.width // size, "size": size}
-        tape.add(Work("gates of n-grams"), gate_streams, **rows, **sizes, norms=self._norms)
+        tape.add(Work("gates of n-grams"), gate_streams, **rows, **sizes, norms=self.placed.table(norms))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from augury.backends.numba_cpu.operations import OperationEmitter, Placed, Tape, ThreadRows, Work
+from augury.backends.numba_cpu.operations import OperationEmitter, Tape, ThreadRows, Work
 from augury.errors import UnsupportedError
 from augury.plugins.pooling.blocks import KeepToPool, Pool
 from augury.plugins.pooling.kernels.numba_cpu import keep_to_pool, pool, scratch_bytes
@@ -15,13 +15,6 @@ class KeepToPoolEmitter(OperationEmitter[KeepToPool]):
 
     kernels = (keep_to_pool,)
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        places = self.operation.places
-        self._places = 0
-        if places is not None:
-            self._places = placed.arena.keep(placed.weights.values(places.weight, places.shapes[places.weight]), "weights")
-
     def emit(self, tape: Tape) -> None:
         operation, kept = self.operation, self.scope.cache(self.operation.rows.cache).rows
         weights = ThreadRows(0, 0) if operation.weights is None else self.placed.at(operation.weights)
@@ -31,7 +24,7 @@ class KeepToPoolEmitter(OperationEmitter[KeepToPool]):
             values=self.placed.at(operation.values),
             weights=weights,
             n_values=operation.values.width,
-            places=self._places,
+            places=self.placed.weights.vector(operation.places),
             size=operation.size,
             kept=kept,
         )

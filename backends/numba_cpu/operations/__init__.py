@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations import attention, ends, experts, latent, recurrence, rows  # noqa: F401 - they register
-from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work, row_bytes
 
-__all__ = ["EMITTERS", "OperationEmitter", "Placed", "Tape", "ThreadRows", "Work", "row_bytes", "table"]
+__all__ = ["EMITTERS", "OperationEmitter", "Tape", "ThreadRows", "Work", "row_bytes"]

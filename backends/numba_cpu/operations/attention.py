@@ -16,12 +16,11 @@ from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, PART
 from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, LANES, CachedRows
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.struct import dtype, table
+from augury.backends.numba_cpu.kernels.struct import dtype
 from augury.backends.numba_cpu.kernels.team import Segment
-from augury.backends.numba_cpu.memory import Arena, up
+from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work, row_bytes
-from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Preparation, Rope
 from augury.errors import UnsupportedError
 from augury.lowering import Attend, Choose, ChooseByHead, PositionChoice, PrepareHeads, Scope, Value
@@ -48,21 +47,17 @@ class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
         n_ctx = self.scope.options.n_ctx
         return {key: size for steps in self.operation.steps for key, size in table_of(steps.rope, n_ctx).items()}
 
-    def place(self, placed: Placed) -> None:
-        operation, arena, n_ctx, parts = self.operation, placed.arena, self.scope.options.n_ctx, []
-        self._n_heads = 0
+    def emit(self, tape: Tape) -> None:
+        operation, n_ctx, parts, n_all = self.operation, self.scope.options.n_ctx, list[head.HeadPart](), 0
         for x, dim, steps, place in zip(operation.x, operation.dims, operation.steps, operation.caches, strict=True):
             n_heads, kept = x.width // dim, head.NOT_KEPT
             if place is not None:
                 cache = self.scope.cache(place, operation.source)
                 kept = {"put": address(cache.put), "kept": cache.address, "n_rows": cache.n_rows, "first": cache.first}
-            done = place_steps(steps, placed.weights, arena, n_ctx)
-            parts.append(head.HeadPart(x=placed.at(x), n_heads=n_heads, size=dim, steps=done, **kept))
-            self._n_heads += n_heads
-        self._parts = arena.keep(table(parts), "scratch")
-
-    def emit(self, tape: Tape) -> None:
-        operands = {"prepare_head": address(head.prepare_head), "parts": self._parts, "n_heads": self._n_heads}
+            done = place_steps(steps, self.placed, n_ctx)
+            parts.append(head.HeadPart(x=self.placed.at(x), n_heads=n_heads, size=dim, steps=done, **kept))
+            n_all += n_heads
+        operands = {"prepare_head": address(head.prepare_head), "parts": self.placed.table(*parts), "n_heads": n_all}
         tape.add(self._work, head.prepare_heads, **operands)
 
     @property
@@ -105,18 +100,18 @@ class AttendEmitter(OperationEmitter[Attend]):
     def scratch_bytes(self) -> int:
         return attention_tile.scratch_bytes(self._keys.size, self._value_dim)
 
-    def place(self, placed: Placed) -> None:
-        operation, arena, buffers, keys = self.operation, placed.arena, placed.buffers, self._keys
+    def emit(self, tape: Tape) -> None:
+        operation, placed, buffers, keys = self.operation, self.placed, self.placed.buffers, self._keys
         values, slopes = keys if self._values is None else self._values, operation.slopes
-        choice, n_ctx = operation.choice, self.scope.options.n_ctx
+        choice, n_ctx, n_heads = operation.choice, self.scope.options.n_ctx, operation.n_heads
         lists = NO_LISTS if choice is None else list_places(choice, n_ctx, buffers)
-        self._layer = attention_tile.AttentionLayer(
+        layer = attention_tile.AttentionLayer(
             q=placed.at(operation.queries),
             out=placed.at(operation.out).address,
             d=keys.size,
             dv=self._value_dim,
             value_row=up(values.size, LANES),
-            n_heads=operation.n_heads,
+            n_heads=n_heads,
             n_kv_heads=keys.n_heads,
             keys=keys.address,
             values=values.address,
@@ -128,20 +123,16 @@ class AttendEmitter(OperationEmitter[Attend]):
             sinks=placed.weights.vector(operation.sinks),
             adjust_scores=address(adjust_scores) if self._adjusts_scores else 0,
             cap=operation.softcap or 0.0,
-            slopes=0 if slopes is None else arena.keep(np.array(slopes, np.float32), "scratch"),
+            slopes=0 if slopes is None else placed.constant(slopes, lambda: np.array(slopes, np.float32)),
             parts=buffers["parts of attention"],
             counts=buffers["counts of attention"],
             lists=lists,
         )
-
-    def emit(self, tape: Tape) -> None:
-        keys, values, n_heads = self._keys, self._values, self.operation.n_heads
-        n_bytes = keys.n_heads * keys.size * BYTES[keys.kind] // LANES
-        if values is not None:
-            n_bytes += values.n_heads * values.size * BYTES[values.kind] // LANES
+        read = [each for each in (keys, self._values) if each is not None]
+        n_bytes = sum(each.n_heads * each.size * BYTES[each.kind] // LANES for each in read)
         n_work = n_heads * (keys.size + self._value_dim)
         work = Work("attention", bytes_per_position=n_bytes, multiply_adds_per_position=n_work)
-        tape.add(work, self._kernel, layer=self._layer)
+        tape.add(work, self._kernel, layer=layer)
 
 
 def _check_sparse(operation: Attend, key_dim: int, value_dim: int) -> None:
@@ -156,20 +147,20 @@ def _check_sparse(operation: Attend, key_dim: int, value_dim: int) -> None:
         )
 
 
-def place_steps(steps: Preparation, weights: Weights, arena: Arena, n_ctx: int) -> int:
+def place_steps(steps: Preparation, placed: Placed, n_ctx: int) -> int:
     """The address of the `HeadSteps` that prepare heads; 0 if there are none."""
     if steps.is_nothing:
         return 0
     turns, n_pairs, is_interleaved, offset = 0, 0, False, 0
     if (rope := steps.rope) is not None:
-        turns = arena.shared(rope.key, lambda: np.pad(rope.turns(n_ctx).ravel(), (0, _OVERREAD)).astype("f4"), _TABLES)
+        turns = placed.arena.shared(rope.key, lambda: np.pad(rope.turns(n_ctx).ravel(), (0, _OVERREAD)).astype("f4"), _TABLES)
         n_pairs, is_interleaved, offset = len(rope.frequencies), rope.is_interleaved, rope.offset
     factors = 0
     if (temperature := steps.temperature) is not None:
-        factors = arena.shared(temperature, lambda: temperature.factors(n_ctx).astype("f4"), _TABLES)
+        factors = placed.arena.shared(temperature, lambda: temperature.factors(n_ctx).astype("f4"), _TABLES)
     written = head.HeadSteps(
         limit=steps.clamp or 0.0,
-        norm=weights.norm(steps.norm),
+        norm=placed.weights.norm(steps.norm),
         turns=turns,
         n_pairs=n_pairs,
         is_interleaved=is_interleaved,
@@ -178,7 +169,7 @@ def place_steps(steps: Preparation, weights: Weights, arena: Arena, n_ctx: int) 
         offset=offset,
         lag=steps.lag,
     )
-    return arena.shared(written, lambda: table([written]), "scratch")
+    return placed.table(written)
 
 
 def table_of(rope: Rope | None, n_ctx: int) -> Mapping[Hashable, int]:
@@ -239,14 +230,13 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
     def scratch_bytes(self) -> int:
         return choice.scratch_bytes(-(-self.scope.options.n_ctx // self.operation.out.size))
 
-    def place(self, placed: Placed) -> None:
-        """Write the operands of the kernels."""
-        operation, keys, n_ctx = self.operation, self._keys, self.scope.options.n_ctx
+    def emit(self, tape: Tape) -> None:
+        operation, placed, keys, n_ctx = self.operation, self.placed, self._keys, self.scope.options.n_ctx
         weights = operation.weights if isinstance(operation, Choose) else None
         size, n_heads, rows = 1, 0, CachedRows(address=0, row_bytes=0, n_rows=0)
         if keys is not None and operation.queries is not None:
             size, n_heads, rows = keys.size, operation.queries.width // keys.size, keys.rows
-        self._fields = {
+        fields = {
             "queries": NOWHERE if operation.queries is None else placed.at(operation.queries),
             "weights": NOWHERE if weights is None else placed.at(weights),
             "factor": 1.0 / math.sqrt(size),
@@ -262,10 +252,7 @@ class ChooseEmitter(OperationEmitter[Choose | ChooseByHead]):
             "first_row": self.scope.caches[0].length,
             "lists": list_places(operation.out, n_ctx, placed.buffers),
         }
-
-    def emit(self, tape: Tape) -> None:
-        operation, keys = self.operation, self._keys
         if keys is not None and operation.queries is not None:
             n = 1 if self._n_local else operation.out.size  # positions that share a key
-            tape.add(Work("indexer", keys.row_bytes // n, operation.queries.width // n), self._score, **self._fields)
-        tape.add(Work("choosing"), choice.choose, **self._fields)
+            tape.add(Work("indexer", keys.row_bytes // n, operation.queries.width // n), self._score, **fields)
+        tape.add(Work("choosing"), choice.choose, **fields)

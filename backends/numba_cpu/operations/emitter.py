@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from attrs import frozen
 
 from augury import lowering
+from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import Arena, State
 from augury.backends.numba_cpu.operations.layout import Layout
 from augury.backends.numba_cpu.tape import Tape, ThreadRows
@@ -41,18 +43,28 @@ class Placed:
             return tape.space.x
         return ThreadRows(tape.y if value in self.layout.added else self.at(value).address, value.width)
 
+    def constant(self, key: Hashable, make: Callable[[], np.ndarray]) -> int:
+        """The address of numbers that are made when they are first asked for, and then shared by their key."""
+        return self.arena.shared(key, make, "weights")
+
+    def table(self, *structs: Any) -> int:
+        """The address of structs of one kind that follow one another; equal ones share it."""
+        return self.arena.shared(structs, lambda: table(structs), "scratch")
+
 
 class OperationEmitter(lowering.OperationEmitter[_Emitted]):
     """Writes the records of one operation.
 
     Attributes:
         kernels: Its kernels, the slowest to compile first.
+        placed: Its block's memory, before it writes records.
         needs_no_barrier: Whether the next operation may begin while threads are at this one, as long as it reads nothing that
             this one writes, and writes nothing that this one reads.
     """
 
     kernels: Sequence[Any] = ()
     needs_no_barrier: ClassVar[bool] = False
+    placed: Placed
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - for operations whose threads have some each
         """Bytes of memory that it works in, beside its values, by name. Operations share the memory of one name."""
@@ -65,10 +77,6 @@ class OperationEmitter(lowering.OperationEmitter[_Emitted]):
     def tables(self) -> Mapping[Hashable, int]:
         """Bytes of tables while they are made, by a key: operations share tables of the same key."""
         return {}
-
-    def place(self, placed: Placed) -> None:
-        """Keep the operands of its records."""
-        self.placed = placed
 
     @property
     def written(self) -> tuple[Value, ...]:

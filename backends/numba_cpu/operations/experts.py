@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from augury.backends.numba_cpu.kernels import experts, routing
 from augury.backends.numba_cpu.kernels.activation import activating
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
-from augury.backends.numba_cpu.kernels.struct import dtype, table
+from augury.backends.numba_cpu.kernels.struct import dtype
 from augury.backends.numba_cpu.memory import Arena, up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.operations.rows import kind_of
@@ -37,30 +38,24 @@ class RouteEmitter(OperationEmitter[Route]):
         """See `OperationEmitter.scratch_bytes`: probabilities and scores, and counts."""
         return 8 * self.operation.router.logits.n_out + 4 * self.operation.router.n_groups + 64
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        router, weights = self.operation.router, placed.weights
-        self._bias = weights.vector(router.bias)
-        table = router.token_experts
-        self._token_experts = 0 if table is None else weights.integers(table, router.logits.n_out)
-
     def emit(self, tape: Tape) -> None:
         """See `OperationEmitter.emit`: keeps the address of `routing.Routes`."""
-        router, private = self.operation.router, tape.space.is_private
+        router, private, placed = self.operation.router, tape.space.is_private, self.placed
         n, k = PRIVATE_TOKENS if private else MAX_TOKENS, router.n_used
-        chosen, weights, places, sources, groups = (self.placed.buffers["routes"] + i * 8 * n * k for i in range(5))
+        chosen, weights, places, sources, groups = (placed.buffers["routes"] + i * 8 * n * k for i in range(5))
+        known = router.token_experts
         made = routing.Routes(
-            logits=self.placed.at(self.operation.logits),
+            logits=placed.at(self.operation.logits),
             n_experts=router.logits.n_out,
             n_used=k,
             gating=_GATINGS[router.gating],
-            bias=self._bias,
+            bias=placed.weights.vector(router.bias),
             is_normalised=router.is_normalised,
             scale=router.scale,
             n_groups=router.n_groups,
             n_groups_used=router.n_groups_used,
             n_alike=router.n_alike,
-            token_experts=self._token_experts,
+            token_experts=0 if known is None else placed.weights.integers(known, router.logits.n_out),
             chosen=chosen,
             weights=weights,
             places=places,
@@ -68,7 +63,7 @@ class RouteEmitter(OperationEmitter[Route]):
             groups=groups,
             stride=_routes_bytes(n, router) if private else 0,
         )
-        routes = self.placed.arena.keep(table([made]), "scratch")
+        routes = placed.table(made)
         for kernel in (routing.route, routing.group):
             tape.add(Work("routing"), kernel, routes=routes, is_private=private)
         tape.kept[self.operation.out] = ThreadRows(routes, router.n_used)
@@ -107,16 +102,6 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         router = self._block.router
         return SCRATCH_BYTES * (router.n_used if router.token_experts is not None else min(router.n_alike, router.n_used))
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        weights, arena = placed.weights, placed.arena
-        self._tables: dict[str, tuple[int, int]] = {}
-        for part in (self._block.gate, self._block.up, self._block.down):
-            if part is not None:
-                scales = 0 if part.scales is None else arena.keep(np.array(part.scales, np.float32), "weights")
-                biases = 0 if part.bias is None else arena.keep(weights.values(part.bias, part.shapes[part.bias]), "weights")
-                self._tables[part.weight] = (scales, biases)
-
     def emit(self, tape: Tape) -> None:
         block, buffers, private = self._block, self.placed.buffers, tape.space.is_private
         x, routes = self.placed.rows(self._feed.x, tape), tape.kept[self._feed.routes].address
@@ -142,11 +127,14 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
 
     def _matrices(self, tape: Tape, parts: Sequence[Matrices], ys: Sequence[int]) -> int:
         """The address of the matrices, one after the other."""
-        made = [self._matrix(tape, part, y) for part, y in zip(parts, ys, strict=False)]
-        return self.placed.arena.keep(table(made), "scratch")
+        return self.placed.table(*(self._matrix(tape, part, y) for part, y in zip(parts, ys, strict=False)))
 
     def _matrix(self, tape: Tape, part: Matrices, y: int) -> experts.ExpertMatrix:
-        scales, biases = self._tables[part.weight]
+        placed, scales, biases = self.placed, 0, 0
+        if part.scales is not None:
+            scales = placed.constant(part.scales, lambda: np.array(part.scales, np.float32))
+        if (bias := part.bias) is not None:
+            biases = placed.constant(("biases", bias), partial(placed.weights.values, bias, part.shapes[bias]))
         several = tape.several(part, self._block.router.n_used, y, up(part.n_out, PANEL_ROWS))
         return experts.ExpertMatrix(**several, scales=scales, biases=biases, ldb=part.n_rows, n_rows=part.n_out)
 
@@ -169,16 +157,13 @@ class AddWeighedEmitter(OperationEmitter[AddWeighed]):
         super().__init__(operation, scope)
         require_multiple(operation.y.width, PANEL_ROWS, f"sums of {operation.y.width} values")
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        self._routes = placed.arena.shared("routes of one", lambda: _routes_of_one(placed.arena), "scratch")
-
     def emit(self, tape: Tape) -> None:
-        operation = self.operation
-        y, to = (self.placed.rows(value, tape).address for value in (operation.y, operation.out))
-        rows = {"routes": self._routes, "rows": y, "ld": self.placed.at(operation.y).width, "is_weighed": True}
+        operation, placed = self.operation, self.placed
+        y, to = (placed.rows(value, tape).address for value in (operation.y, operation.out))
+        routes = placed.arena.shared("routes of one", lambda: _routes_of_one(placed.arena), "scratch")
+        rows = {"routes": routes, "rows": y, "ld": placed.at(operation.y).width, "is_weighed": True}
         sizes = {"y": to, "size": operation.y.width}
-        tape.add(Work("sum of experts"), experts.combine, **rows, **sizes, **_added(operation, self.placed, tape))
+        tape.add(Work("sum of experts"), experts.combine, **rows, **sizes, **_added(operation, placed, tape))
 
 
 def _added(operation: AddWeighed | None, placed: Placed, tape: Tape) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.rows import place_rows
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
-from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.attention import place_steps, table_of
-from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
 from augury.blocks import Matrices, Preparation
@@ -42,17 +41,23 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
     def tables(self) -> Mapping[Hashable, int]:
         return table_of(self.operation.rope, self.scope.options.n_ctx)
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        operation, n_heads, cache = self.operation, self.operation.keys.n, self.scope.cache(self.operation.cache)
+    def emit(self, tape: Tape) -> None:
+        operation, placed, n_heads = self.operation, self.placed, self.operation.keys.n
+        cache, n_ctx = self.scope.cache(operation.cache), self.scope.options.n_ctx
         turned = Preparation(norm=operation.turned_norm, rope=operation.rope)
         steps = (Preparation(norm=operation.norm), Preparation(rope=operation.rope), turned)
-        norm, turn, turn_kept = (place_steps(each, placed.weights, placed.arena, self.scope.options.n_ctx) for each in steps)
+        norm, turn, turn_kept = (place_steps(each, placed, n_ctx) for each in steps)
         queries, latents, out = (placed.at(value) for value in (operation.queries, operation.latents, operation.out))
-        self._head_dim = operation.queries.width // n_heads
-        self._fields = {
+        head_dim = operation.queries.width // n_heads
+        if self._sharpens:
+            factors = place_steps(Preparation(temperature=operation.temperature), placed, n_ctx)
+            part = head.HeadPart(x=queries, n_heads=n_heads, size=head_dim, steps=factors, **head.NOT_KEPT)
+            operands = {"prepare_head": address(head.prepare_head), "parts": placed.table(part), "n_heads": n_heads}
+            tape.add(Work("preparing heads"), head.prepare_heads, **operands)
+        keys = _quantise_heads(tape, operation.keys, queries, head_dim, (out.address, self._size))
+        fields = {
             "queries": queries,
-            "head_dim": self._head_dim,
+            "head_dim": head_dim,
             "n_plain": operation.keys.n_in,
             "latents": latents,
             "n_latent": operation.norm.size,
@@ -68,19 +73,7 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
             "kept": cache.address,
             "n_rows": cache.n_rows,
         }
-        sharpening = Preparation(temperature=operation.temperature)
-        factors = place_steps(sharpening, placed.weights, placed.arena, self.scope.options.n_ctx)
-        part = head.HeadPart(x=queries, n_heads=n_heads, size=self._head_dim, steps=factors, **head.NOT_KEPT)
-        self._part = placed.arena.keep(table([part]), "scratch")
-
-    def emit(self, tape: Tape) -> None:
-        operation, placed = self.operation, self.placed
-        queries, out = placed.at(operation.queries), placed.at(operation.out)
-        if self._sharpens:
-            operands = {"prepare_head": address(head.prepare_head), "parts": self._part, "n_heads": operation.keys.n}
-            tape.add(Work("preparing heads"), head.prepare_heads, **operands)
-        keys = _quantise_heads(tape, operation.keys, queries, self._head_dim, (out.address, self._size))
-        tape.add(Work("storing latents"), self._kernel, **self._fields)
+        tape.add(Work("storing latents"), self._kernel, **fields)
         tape.waits = False  # the next record reads nothing of this one, or only rows that the same thread wrote
         _multiply_heads(tape, operation.keys, keys)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from augury.backends.numba_cpu.kernels import recurrence, recurrent_ends
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work
-from augury.blocks import Activation, GateKind, Vector
+from augury.backends.numba_cpu.weights import Weights
+from augury.blocks import Activation, Convolution, GateKind, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Scope, Value
 
@@ -28,37 +30,35 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
 
     kernels = (recurrent_ends.convolve,)
 
-    def place(self, placed: Placed) -> None:
-        operation = self.operation
+    def emit(self, tape: Tape) -> None:
+        self.emit_states(tape)
+
+    def emit_states(self, tape: Tape) -> None:
+        operation, placed = self.operation, self.placed
         before, after = (0 if gate is None else placed.at(gate).address for gate in (operation.before, operation.after))
         parts = operation.out.split(*(conv.n_channels for conv in operation.convs))
-        self._records = list[dict[str, Any]]()
         for value, conv, state, part in zip(operation.x, operation.convs, operation.states, parts, strict=True):
-            taps = conv.taps(placed.weights.values(conv.weight, conv.shapes[conv.weight]))
-            padded = np.zeros((len(taps), up(conv.n_channels, 16)), np.float32)
-            padded[:, : conv.n_channels] = taps
             fields = {
                 "x": placed.at(value),
                 "gate_in": before,
                 "gate_out": after,
                 "y": placed.at(part),
                 "n_channels": conv.n_channels,
-                "width": padded.shape[1],
-                "size": len(padded),
-                "taps": placed.arena.keep(padded, "weights"),
+                "width": up(conv.n_channels, 16),
+                "size": conv.state.shape[0] + 1,
+                "taps": placed.constant(conv, partial(_padded_taps, conv, placed.weights)),
                 "bias": placed.weights.vector(None if conv.bias is None else Vector(conv.bias, conv.n_channels)),
                 "has_silu": operation.has_silu,
                 "state": placed.states[state],
                 "n_aside": placed.states[state].n_aside,
             }
-            self._records.append(fields)
-
-    def emit(self, tape: Tape) -> None:
-        self.emit_states(tape)
-
-    def emit_states(self, tape: Tape) -> None:
-        for fields in self._records:
             tape.add(Work("convolution"), recurrent_ends.convolve, **fields)
+
+
+def _padded_taps(conv: Convolution, weights: Weights) -> np.ndarray:
+    """The weights of a convolution by input, in whole vectors of channels."""
+    taps = conv.taps(weights.values(conv.weight, conv.shapes[conv.weight]))
+    return np.pad(taps, ((0, 0), (0, -conv.n_channels % 16))).astype(np.float32)
 
 
 @EMITTERS.of(ScaleToLength)
@@ -92,17 +92,17 @@ class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
 
     kernels = (recurrent_ends.decay,)
 
-    def place(self, placed: Placed) -> None:
-        operation, layout, column = self.operation, placed.layout, placed.layout.column
+    def emit(self, tape: Tape) -> None:
+        operation, placed, layout, column = self.operation, self.placed, self.placed.layout, self.placed.layout.column
         *decays, betas = operation.out
         own = {"dt": 0, "keys_at": 0, "products_at": 0, "floor": 0.0}
         if isinstance(operation, DecayByKey):
-            a = placed.arena.keep(np.repeat(placed.weights.floats(operation.a), operation.key_dim), "weights")
+            a = _repeated(operation.a, operation.key_dim, placed)
             places = {"keys_at": 4 * column(operation.keys), "products_at": 4 * layout.decayed(betas)}
             own |= {**places, "floor": operation.floor or 0.0}
         else:
             a, own["dt"] = placed.weights.vector(operation.a), placed.weights.vector(operation.dt)
-        self._fields = {
+        fields = {
             "rows": layout.row(betas, placed.buffers),
             "t": placed.at(operation.t),
             "b": ThreadRows(0, 0) if operation.b is None else placed.at(operation.b),
@@ -113,9 +113,12 @@ class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
             "betas_at": 4 * column(betas),
             **own,
         }
+        tape.add(Work("decays"), recurrent_ends.decay, **fields)
 
-    def emit(self, tape: Tape) -> None:
-        tape.add(Work("decays"), recurrent_ends.decay, **self._fields)
+
+def _repeated(vector: Vector, n: int, placed: Placed) -> int:
+    """The address of numbers, n times each."""
+    return placed.constant((vector, n), lambda: np.repeat(placed.weights.floats(vector), n))
 
 
 @EMITTERS.of(Recur)
@@ -128,15 +131,14 @@ class RecurEmitter(OperationEmitter[Recur]):
         self._kernel = recurrence.recurrence_kernel(**{kind: getattr(heads, kind) for kind in kinds})
         self.kernels = (self._kernel, recurrence.keep)
 
-    def place(self, placed: Placed) -> None:
-        recur, heads, layout = self.operation, self.operation.heads, placed.layout
+    def _fields(self) -> dict[str, Any]:
+        recur, heads, placed, layout = self.operation, self.operation.heads, self.placed, self.placed.layout
         step, n_steps = (recur.betas, heads.value_dim) if recur.decays is None else (recur.decays, heads.n_heads)
         n_steps *= heads.key_dim if heads.is_by_key else 1
-        by_channel = 0
-        if recur.a is not None:
-            a = placed.weights.floats(recur.a).reshape(heads.n_heads * heads.value_dim, -1)
-            by_channel = placed.arena.keep(_by_block(a), "weights")
-        self._fields = {
+        n_channels, by_channel = heads.n_heads * heads.value_dim, 0
+        if (a := recur.a) is not None:
+            by_channel = placed.constant(a, lambda: _by_block(placed.weights.floats(a).reshape(n_channels, -1)))
+        return {
             "x": layout.row(recur.keys, placed.buffers),
             "y": placed.at(recur.out),
             "heads": heads,
@@ -146,7 +148,7 @@ class RecurEmitter(OperationEmitter[Recur]):
             "step_at": 4 * layout.column(step),
             "beta_at": 4 * layout.column(recur.betas),
             "n_steps": n_steps,
-            "aside_stride": 4 * up(heads.state.n_fed - heads.n_heads * heads.value_dim, 16),
+            "aside_stride": 4 * up(heads.state.n_fed - n_channels, 16),
             "state": placed.states[recur.state],
             "n_aside": placed.states[recur.state].n_aside,
             "table": by_channel,
@@ -156,11 +158,11 @@ class RecurEmitter(OperationEmitter[Recur]):
     def emit(self, tape: Tape) -> None:
         """Write that drafted tokens are kept aside once all threads have taken in those before."""
         self.emit_states(tape)
-        tape.add(Work("keeping drafted tokens aside"), recurrence.keep, **self._fields)
+        tape.add(Work("keeping drafted tokens aside"), recurrence.keep, **self._fields())
         tape.waits = False
 
     def emit_states(self, tape: Tape) -> None:
-        tape.add(Work("recurrence"), self._kernel, **self._fields)
+        tape.add(Work("recurrence"), self._kernel, **self._fields())
 
 
 @EMITTERS.of(Gate)
@@ -171,34 +173,29 @@ class GateEmitter(OperationEmitter[Gate]):
 
     def __init__(self, operation: Gate, scope: Scope) -> None:
         super().__init__(operation, scope)
-        self._n_gates = operation.gates.width
-        if operation.activation not in _FUNCTIONS or (operation.norm is not None and self._n_gates != operation.y.width):
+        n_gates = operation.gates.width
+        if operation.activation not in _FUNCTIONS or (operation.norm is not None and n_gates != operation.y.width):
             raise UnsupportedError(
-                f"{self._n_gates} gates of {operation.y.width} values through {operation.activation.name}, expected SILU, "
+                f"{n_gates} gates of {operation.y.width} values through {operation.activation.name}, expected SILU, "
                 "SIGMOID or SOFTPLUS, and with a norm a gate for each value; use backend reference"
             )
 
-    def place(self, placed: Placed) -> None:
-        gate, size, is_by_group = self.operation, self.operation.y.width, self._n_gates < self.operation.y.width
-        skip = 0
-        if gate.skip is not None:
-            skip = placed.arena.keep(np.repeat(placed.weights.floats(gate.skip), size // gate.skip.size), "weights")
+    def emit(self, tape: Tape) -> None:
+        gate, placed, size, n_gates = self.operation, self.placed, self.operation.y.width, self.operation.gates.width
         group = _GROUP if gate.norm is None else gate.norm.size
-        self._fields = {
+        fields = {
             "y": placed.at(gate.y),
             "size": size,
-            "skip": skip,
+            "skip": 0 if gate.skip is None else _repeated(gate.skip, size // gate.skip.size, placed),
             "values": placed.at(gate.y if gate.values is None else gate.values),
             "gates": placed.at(gate.gates),
             "norm": placed.weights.norm(gate.norm),
-            "group": size // self._n_gates if is_by_group else group,
+            "group": size // n_gates if n_gates < size else group,
             "is_gated_first": gate.is_gated_first,
             "function": _FUNCTIONS[gate.activation],
-            "is_by_group": is_by_group,
+            "is_by_group": n_gates < size,
         }
-
-    def emit(self, tape: Tape) -> None:
-        tape.add(Work("gates"), recurrent_ends.gate, **self._fields)
+        tape.add(Work("gates"), recurrent_ends.gate, **fields)
 
     @property
     def written(self) -> tuple[Value, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from augury.backends.numba_cpu.kernels import recurrent_ends, rows
 from augury.backends.numba_cpu.kernels.activation import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.kernels.rows import Operand, by_row_kernel
-from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work
 from augury.blocks import Experts, Norm, Vector
@@ -75,21 +75,19 @@ class AddLowRankEmitter(OperationEmitter[AddLowRank]):
     def written(self) -> tuple[op.Value, ...]:
         return (self.operation.y,)
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        given, keep = self.operation.low_rank, placed.arena.keep
-        self._arrays = {name: keep(array, "adapters") for name, array in (("down", given.down), ("up", given.up))}
-        self._arrays |= {"adapters": keep(given.adapters.astype(np.int64), "adapters")}
-
     def emit(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
         x, y, given = operation.x, operation.y, operation.low_rank
+        arrays = {"down": given.down, "up": given.up, "adapters": given.adapters.astype(np.int64)}
+        kept = {
+            name: placed.arena.shared((given, name), partial(np.asarray, each), "adapters") for name, each in arrays.items()
+        }
         to = ThreadRows(placed.rows(y, tape).address, placed.layout.stride(y))
         sizes = {"n_adapters": given.n_adapters, "n_ranks": len(given.adapters), "n_in": x.width, "n_out": y.width}
         places = {"x": _source(x, placed, tape), "y": to, "low": tape.buffers[_LOW]}
         places["scales"] = tape.weights.scales.ctypes.data
         for kernel in self.kernels:
-            tape.add(Work("adapters"), kernel, **places, **self._arrays, **sizes)
+            tape.add(Work("adapters"), kernel, **places, **kept, **sizes)
 
 
 @EMITTERS.of(op.Add)
@@ -104,19 +102,18 @@ class AddEmitter(OperationEmitter[op.Add]):
 class AddStreamEmitter(OperationEmitter[op.AddStream]):
     """Adds the second residual stream, or trades places with it; the norm's rows are free between blocks."""
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        if (first := self.operation.first) is not None:
-            rows = np.tile(placed.weights.floats(first), MAX_TOKENS)
-            self._first = ThreadRows(placed.arena.keep(rows, "scratch"), first.size)
-
     def emit(self, tape: Tape) -> None:
         operation, x, normed, z = self.operation, tape.space.x, tape.space.normed, tape.space.embedded
         assert z is not None
+        added, placed = z, self.placed
+        if (first := operation.first) is not None:
+            key, weights = ("rows of", first), placed.weights
+            rows = placed.arena.shared(key, lambda: np.tile(weights.floats(first), MAX_TOKENS), "scratch")
+            added = ThreadRows(rows, first.size)
         tape.norm_x(None)
         if operation.swaps:
             tape.copy(x, normed)
-        tape.add_rows(tape.space.x, z if operation.first is None else self._first, operation.factor)
+        tape.add_rows(x, added, operation.factor)
         if operation.swaps:
             tape.copy(normed, z)
 
@@ -190,13 +187,10 @@ class ConstantEmitter(OperationEmitter[op.Constant]):
     needs_no_barrier = True
     kernels = (rows.place_rows,)
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        self._numbers = placed.arena.keep(np.array(self.operation.numbers, np.float32), "weights")
-
     def emit(self, tape: Tape) -> None:
-        to, width = self.placed.at(self.operation.out), self.operation.out.width
-        _place(tape, "constants", ThreadRows(self._numbers, 0), to, width)
+        numbers, out = self.operation.numbers, self.operation.out
+        row = ThreadRows(self.placed.constant(numbers, lambda: np.array(numbers, np.float32)), 0)
+        _place(tape, "constants", row, self.placed.at(out), out.width)
 
 
 @EMITTERS.of(op.ConvolveBlock)
@@ -210,10 +204,6 @@ class ConvolveBlockEmitter(OperationEmitter[op.ConvolveBlock]):
         group = operation.x.width // operation.n_groups
         require_multiple(group, recurrent_ends.LANES, f"a convolution in groups of {group} channels")
 
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        self._base = placed.weights.vector(self.operation.base)
-
     def emit(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
         width, n_groups, n_taps = operation.x.width, operation.n_groups, operation.n_taps
@@ -223,7 +213,7 @@ class ConvolveBlockEmitter(OperationEmitter[op.ConvolveBlock]):
             recurrent_ends.convolve_block,
             x=placed.at(operation.x),
             weights=ThreadRows(weights.address + 4 * operation.side * n_taps * n_groups, weights.width),
-            base=self._base + 4 * operation.side * n_taps * width,
+            base=placed.weights.vector(operation.base) + 4 * operation.side * n_taps * width,
             out=placed.at(operation.out),
             size=width,
             group=width // n_groups,
@@ -239,10 +229,6 @@ class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
         super().__init__(operation, scope)
         self._kernel = multiply_activated_kernel(**kind_of(operation.activate, is_gated=operation.activate.up is not None))
         self.kernels = (self._kernel,)
-
-    def place(self, placed: Placed) -> None:
-        super().place(placed)
-        self._activating = _activating(self.operation.activate, placed)
 
     def emit(self, tape: Tape) -> None:
         operation, weights = self.operation, tape.weights
@@ -261,7 +247,7 @@ class MultiplyActivatedEmitter(OperationEmitter[MultiplyActivated]):
             n_panels=matrices[0].n_panels,
             out=hidden.address,
             n_rows=width,
-            activation=self._activating,
+            activation=_activating(operation.activate, self.placed),
             quantize=quantize,
             block_bytes=block_bytes,
         )
@@ -278,11 +264,9 @@ class ByRowEmitter(OperationEmitter[Operation]):
         self._kernel = by_row_kernel(function, kinds, _name(function, kinds))
         self.kernels = (self._kernel,)
 
-    def place(self, placed: Placed) -> None:
-        self._table = placed.arena.keep(table([_operand(each, placed) for each in self._operands]), "scratch")
-
     def emit(self, tape: Tape) -> None:
-        tape.add(Work(type(self.operation).__name__), self._kernel, operands=self._table)
+        operands = self.placed.table(*(_operand(each, self.placed) for each in self._operands))
+        tape.add(Work(type(self.operation).__name__), self._kernel, operands=operands)
 
 
 def _kind(operation: Operation, operand: Any) -> type:
