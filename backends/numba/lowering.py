@@ -1,7 +1,8 @@
-"""What both compiled backends lower alike: blocks, the parts of a plan that passes go through, streams, states of sequences."""
+"""What both compiled backends lower alike: passes through the parts of a plan, blocks, streams, states of sequences."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -14,6 +15,7 @@ from augury.lowering import OperationEmitter
 from augury.types import ModelOptions, StateSpec
 
 _Block = TypeVar("_Block", bound=Any)
+_Streams = TypeVar("_Streams", bound="Streams")
 _Place = TypeVar("_Place")  # an address, or a pointer of a device
 
 
@@ -69,13 +71,15 @@ class PartEmitters(Generic[_Block]):
     inputs: Sequence[_Block] = ()  # that begin with hidden states
 
 
-class PlanEmitters(Generic[_Block]):
-    """The emitters of a plan's blocks, and the sizes of its slots."""
+class PlanEmitters(ABC, Generic[_Block, _Streams]):
+    """The emitters of a plan's blocks, the order in which passes write them on a tape, and the sizes of slots."""
 
-    def __init__(self, plan: ModelPlan, options: ModelOptions, of_block: Callable[..., _Block]) -> None:
+    def __init__(
+        self, plan: ModelPlan, options: ModelOptions, of_block: Callable[..., _Block], streams: Callable[[ModelPlan], _Streams]
+    ) -> None:
         """Make the emitters by `of_block`(block, options, values of x, `Scope.sources`)."""
         self.plan = plan = plan.for_context(options.n_ctx)
-        self.options, self._of_block = options, of_block
+        self.options, self._of_block, self._streams = options, of_block, streams(plan)
         self._layers: list[list[_Block]] = []
         for layer in plan.every_layer:
             self._layers.append([self._emitter(block) for block in layer.blocks])
@@ -95,6 +99,29 @@ class PlanEmitters(Generic[_Block]):
         for name, part in self._parts.items():
             features = () if name not in self.plan.heads or part.output_block.given is None else ("output",)
             yield Parts(part.layers, features, takes_hidden=name != "main", is_read=name != "inject", name=name)
+
+    def _write(self, tape: Any, parts: Parts) -> None:
+        """Write a pass through some parts: of a last layer that nobody reads only what keeps something of tokens."""
+        part, (first, end) = self._parts[parts.name], parts.layers
+        self._begin(tape, part, parts)
+        for i in range(first, end) if parts.name != "inject" else ():
+            is_read = parts.is_read or i < end - 1
+            self._emit_layer(tape, i, is_read=is_read)
+            if is_read and f"layer.{i}" in parts.features:
+                tape.give_features(f"layer.{i}", self._streams.all(tape))
+        if parts.is_read:
+            self._streams.read(tape, part.output_block.connection)
+            if "output" in parts.features:
+                tape.give_output(part.output_block)
+            part.output.emit(tape)
+
+    @abstractmethod
+    def _begin(self, tape: Any, part: PartEmitters[_Block], parts: Parts) -> None:
+        """Write what comes before the layers: embeddings, hidden states that are given, and the blocks that begin with them."""
+
+    @abstractmethod
+    def _emit_layer(self, tape: Any, i: int, *, is_read: bool) -> None:
+        """Write a layer; if nobody reads its result, only what keeps something of tokens."""
 
     def slot_memory(self, slot: int, n: int, start: int | None = None) -> list[Any]:
         """The memory of a slot, block by block; see `SlotStates.slot_memory`."""
@@ -147,7 +174,7 @@ class SequenceStates(Generic[_Place]):
         )
 
 
-class Streams:
+class Streams(ABC):
     """The residual streams of a plan. Several lie side by side, and x is the row that the next block sees; one alone is x."""
 
     def __init__(self, plan: ModelPlan, backend: str, own: Mapping[type, Any]) -> None:
@@ -173,6 +200,10 @@ class Streams:
             raise UnsupportedError(f"connection {unknown[0]}, which backend {backend} does not compute; use another backend")
         self._n, self._connections = n_streams, {each: kind(each, plan) for each, kind in kinds.items()}
         self.emitters = [*self._connections.values()]
+
+    @abstractmethod
+    def all(self, tape: Any) -> Any:
+        """The rows that go on to the next layer: x with all that was left to be added to it, or the streams side by side."""
 
     def read(self, tape: Any, connection: Connection | None) -> None:
         """Write the rows that the next block sees."""

@@ -22,17 +22,16 @@ from augury.backends.numba_cpu.operations.ends import logits_row
 from augury.backends.numba_cpu.operations.layout import HIDDEN
 from augury.backends.numba_cpu.tape import Program, Tape, ThreadRows, Workspace, row_bytes, row_stride
 from augury.backends.numba_cpu.weights import Weights
-from augury.blocks import AllStreams, Connection, Layer, ModelPlan
+from augury.blocks import AllStreams, Connection, ModelPlan
 from augury.lowering import ConnectionEmitter
 from augury.types import ModelOptions
 
 
-class Lowering(PlanEmitters[BlockEmitter]):
+class Lowering(PlanEmitters[BlockEmitter, "Streams"]):
     """The needs of a plan, known at once, and its tapes, once it has memory."""
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
-        super().__init__(plan, options, BlockEmitter)
-        self._streams = Streams(self.plan)
+        super().__init__(plan, options, BlockEmitter, Streams)
         needed = [each.scratch_bytes() for each in (*self._blocks, *self._streams.emitters)]
         self.scratch_bytes = up(max(SCRATCH_BYTES, *needed), 64) + 64  # of a thread, in whole cache lines
         output = self.plan.output.weight
@@ -97,65 +96,49 @@ class Lowering(PlanEmitters[BlockEmitter]):
         return tape.program()
 
     def _program(self, space: Workspace, parts: Parts) -> Program:
-        emitters, is_head, takes_hidden = self._parts[parts.name], parts.name in self.plan.heads, parts.takes_hidden
-        writing, embedded = Tape(self._weights, self._buffers, space, self._arena), space.embedded
-        if is_head or not takes_hidden or embedded is not None or self.plan.embedding.layer_inputs is not None:
-            emitters.embedding.emit(writing)
-        if embedded is not None:
-            writing.copy(space.x, embedded)
-        if is_head:
-            writing.take_hidden(ThreadRows(self._buffers[HIDDEN], emitters.n_hidden))
-            self._streams.place(writing)
-        else:
-            self._streams.begin(writing, takes_hidden=takes_hidden)
-        if "embedding" in parts.features:
-            writing.give_features("embedding", self._streams.all(writing))
-        for emitter in emitters.inputs:
-            self._streams.read(writing, None)
-            emitter.emit(writing)
-        for i in range(*parts.layers) if parts.name != "inject" else ():
-            self._emit_layer(writing, i, self.plan.every_layer[i], parts)
+        tape = Tape(self._weights, self._buffers, space, self._arena)
+        self._write(tape, parts)
         if parts.is_read:
-            self._emit_output(writing, emitters, parts)
-        return writing.program()
+            tape.norm_x(None)  # adds the rest, if there is no output
+        return tape.program()
 
-    def _emit_layer(self, writing: Tape, i: int, layer: Layer, parts: Parts) -> None:
-        """Write the records of a layer; of a last one that is not read, only the records that store caches and states."""
-        is_read = parts.is_read or i < parts.layers[1] - 1
-        self._emit_blocks(writing, i, layer, is_read=is_read)
-        if not is_read:
-            return
-        if layer.scale != 1.0:
-            writing.scale_x(layer.scale)
-        if layer.norm is not None:
-            writing.norm_x(layer.norm)
-        if f"layer.{i}" in parts.features:
-            writing.give_features(f"layer.{i}", self._streams.all(writing))
+    def _begin(self, tape: Tape, part: PartEmitters[BlockEmitter], parts: Parts) -> None:
+        is_head, embedded = parts.name in self.plan.heads, tape.space.embedded
+        if is_head or not parts.takes_hidden or embedded is not None or self.plan.embedding.layer_inputs is not None:
+            part.embedding.emit(tape)
+        if embedded is not None:
+            tape.copy(tape.space.x, embedded)
+        if is_head:
+            tape.take_hidden(ThreadRows(self._buffers[HIDDEN], part.n_hidden))
+            self._streams.place(tape)
+        else:
+            self._streams.begin(tape, takes_hidden=parts.takes_hidden)
+        if "embedding" in parts.features:
+            tape.give_features("embedding", self._streams.all(tape))
+        for emitter in part.inputs:
+            self._streams.read(tape, None)
+            emitter.emit(tape)
 
-    def _emit_output(self, writing: Tape, part: PartEmitters[BlockEmitter], parts: Parts) -> None:
-        """Write the records of an output."""
-        self._streams.read(writing, part.output_block.connection)
-        if "output" in parts.features:
-            writing.give_output(part.output_block)
-        part.output.emit(writing)
-        writing.norm_x(None)  # adds the rest, if there is no output
-
-    def _emit_blocks(self, writing: Tape, i: int, layer: Layer, *, is_read: bool) -> None:
-        """Write the records of a layer's blocks, or only up to the last one that keeps something of tokens."""
-        blocks, apart = [*enumerate(zip(layer.blocks, self._layers[i], strict=True))], []
+    def _emit_layer(self, tape: Tape, i: int, *, is_read: bool) -> None:
+        layer, apart = self.plan.every_layer[i], []
+        blocks = [*enumerate(zip(layer.blocks, self._layers[i], strict=True))]
         while blocks and not (is_read or blocks[-1][1][0].cached() or blocks[-1][1][0].states()):
             blocks.pop()
         for _, (_, emitter) in blocks:
-            emitter.begin(writing)
+            emitter.begin(tape)
         for n, (block, emitter) in sorted(blocks, key=lambda each: each[0] > 0 and not each[1][0].is_parallel):
-            left = writing.set_apart(f"y {n}") if n and block.is_parallel else []  # while x is as it was
-            self._streams.read(writing, block.connection)
-            emitter.emit(writing, is_read=is_read or n + 1 < len(blocks))
-            self._streams.write(writing, block.connection)
+            left = tape.set_apart(f"y {n}") if n and block.is_parallel else []  # while x is as it was
+            self._streams.read(tape, block.connection)
+            emitter.emit(tape, is_read=is_read or n + 1 < len(blocks))
+            self._streams.write(tape, block.connection)
             if n >= layer.n_parallel and block.is_parallel:  # others do not see its addition
-                apart += writing.take_pending()
-            writing.put_back(left)
-        writing.put_back(apart)
+                apart += tape.take_pending()
+            tape.put_back(left)
+        tape.put_back(apart)
+        if is_read and layer.scale != 1.0:
+            tape.scale_x(layer.scale)
+        if is_read and layer.norm is not None:
+            tape.norm_x(layer.norm)
 
 
 class AllStreamsEmitter(ConnectionEmitter):
@@ -197,7 +180,6 @@ class Streams(lowering.Streams):
             tape.copy(tape.space.x, tape.streams)
 
     def all(self, tape: Tape) -> ThreadRows:
-        """The rows that go on to the next layer: x with all that was left to be added to it, or the streams side by side."""
         return tape.norm(None) if self._n == 1 else tape.streams
 
     def read(self, tape: Tape, connection: Connection | None) -> None:

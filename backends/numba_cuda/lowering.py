@@ -33,7 +33,7 @@ def size_of(n_tokens: int, last_position: int, *, is_run: bool = False) -> Size:
     return Size(next(n for n in PASS_SIZES if n >= n_tokens), splits_of(last_position + 1), is_run)
 
 
-class Lowering(PlanEmitters[BlockEmitter]):
+class Lowering(PlanEmitters[BlockEmitter, "Streams"]):
     """The needs of a plan, known at once, and its programs, once it has a place on a device.
 
     Attributes:
@@ -44,8 +44,8 @@ class Lowering(PlanEmitters[BlockEmitter]):
     """
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
-        super().__init__(plan, options, BlockEmitter)
-        self.chooses, self._streams = bool(plan.layers) or plan.n_vocab == plan.embedding.n_vocab, Streams(self.plan)
+        super().__init__(plan, options, BlockEmitter, Streams)
+        self.chooses = bool(plan.layers) or plan.n_vocab == plan.embedding.n_vocab
         self._narrow: dict[Linear, NarrowOutput] = {}
         self._vocabularies = LastVocabularies[NarrowOutput | None]()
 
@@ -133,40 +133,10 @@ class Lowering(PlanEmitters[BlockEmitter]):
 
     def steps(self, size: Size, parts: Parts) -> Tape:
         """The work of such a program."""
-        part = self._parts[parts.name]
-        tape = Tape(size, self._weights, self.buffers, self.inputs, part.n_embd)
+        tape = Tape(size, self._weights, self.buffers, self.inputs, self._parts[parts.name].n_embd)
         tape.narrow, tape.chooses = self._narrow if parts.is_narrow else {}, self.chooses
-        self._emit_embedding(tape, part, parts)
-        if parts.name == "inject":
-            tape.norm_first([injection.norm for injection in self.plan.injections[:1]])
-            for emitter in part.inputs:
-                emitter.emit(tape)
-            return tape
-        self._streams.begin(tape, takes_hidden=parts.takes_hidden)
-        self._give_features(tape, "embedding", parts)
-        for i in range(*parts.layers):
-            self._emit_layer(tape, i, is_read=parts.is_read)
-            self._give_features(tape, f"layer.{i}", parts)
-        if parts.is_read:
-            self._emit_output(tape, part, parts)
+        self._write(tape, parts)
         return tape
-
-    def _emit_output(self, tape: Tape, part: PartEmitters[BlockEmitter], parts: Parts) -> None:
-        """Write the steps of an output, and the feature that it reads."""
-        self._streams.read(tape, part.output_block.connection)
-        if "output" in parts.features:
-            at, given = self.buffers["output"], part.output_block.given
-            if given is None:
-                tape.norm_seen(part.output_block.norm, DeviceRows(at, tape.x.width).operand)
-            else:
-                tape.multiply(tape.norm(part.output_block.norm, (given,)), ((given, 0),), DeviceRows(at, given.n_out))
-        part.output.emit(tape)
-
-    def _give_features(self, tape: Tape, name: str, parts: Parts) -> None:
-        """Write that the residual streams go where their feature is read, if it is asked for."""
-        if name in parts.features:
-            passed_on = tape.x.at if self.plan.embedding.n_streams == 1 else self._passed_on
-            tape.copy(passed_on, self.buffers[name], 4 * tape.size.n_tokens * self.plan.features[name])
 
     def states(self, staged: np.ndarray, fetched: np.ndarray) -> Program:
         """A program that brings states of sequences up to date, as before a pass; its arguments are those of `program`."""
@@ -198,8 +168,7 @@ class Lowering(PlanEmitters[BlockEmitter]):
         emitters = self._layers[i][: len(layer.mixers)] if len(layer.mixers) > 1 and len(self._first_norms(i)) == 1 else []
         return [emitter.first_products for emitter in reversed(emitters) if emitter.first_products is not None]
 
-    def _emit_embedding(self, tape: Tape, part: PartEmitters[BlockEmitter], parts: Parts) -> None:
-        """Write the first x, or the residual streams."""
+    def _begin(self, tape: Tape, part: PartEmitters[BlockEmitter], parts: Parts) -> None:
         n_tokens = tape.size.n_tokens
         if not parts.takes_hidden or self.hidden is not self._passed_on:
             part.embedding.emit(tape)
@@ -210,9 +179,16 @@ class Lowering(PlanEmitters[BlockEmitter]):
             part.inputs[0].emit(tape)
         elif parts.takes_hidden and self.hidden is not self._passed_on:
             tape.copy(self.hidden, self._passed_on, 4 * n_tokens * self.plan.n_hidden)
+        if parts.name == "inject":
+            tape.norm_first([injection.norm for injection in self.plan.injections[:1]])
+            for emitter in part.inputs:
+                emitter.emit(tape)
+            return
+        self._streams.begin(tape, takes_hidden=parts.takes_hidden)
+        if "embedding" in parts.features:
+            tape.give_features("embedding", self._streams.all(tape))
 
-    def _emit_layer(self, tape: Tape, i: int, *, is_read: bool = True) -> None:
-        """Write the steps of a layer; if its output is not read, only the steps of blocks with caches or states."""
+    def _emit_layer(self, tape: Tape, i: int, *, is_read: bool) -> None:
         layer = self.plan.every_layer[i]
         for emitter in self._layers[i]:
             emitter.begin(tape)
@@ -222,7 +198,8 @@ class Lowering(PlanEmitters[BlockEmitter]):
             if first := self._first_products(i):
                 multiply_first(tape, tape.norm(norms[0], ()), first)
         elif any(block.is_parallel for block in layer.blocks):
-            before = tape.put_aside()
+            before = DeviceRows(self.buffers["seen"], tape.x.width)  # for blocks that add to x
+            tape.copy(tape.x.at, before.at, 4 * tape.size.n_tokens * before.width)
         for n, (block, emitter) in enumerate(zip(layer.blocks, self._layers[i], strict=True)):
             if not (is_read or block.cached() or block.states()):
                 continue
@@ -273,6 +250,9 @@ class Streams(lowering.Streams):
         for i in range(0 if takes_hidden else self._n):
             tape.blend(DeviceRows(streams.at.at(4 * i * size), streams.width), x, 0.0, 1.0, width=size)
         tape.x = tape.seen = DeviceRows(tape.buffers[_ADDED], size)
+
+    def all(self, tape: Tape) -> DeviceRows:
+        return tape.x if self._n == 1 else tape.streams
 
     def write(self, tape: Tape, connection: Connection | None) -> None:
         """Write the streams with the rows that a block added."""

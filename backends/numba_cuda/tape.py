@@ -36,7 +36,7 @@ from augury.backends.numba_cuda.products import (
     units_of,
 )
 from augury.backends.numba_cuda.weights import Matrix, Weights
-from augury.blocks import Activation, GateKind, Linear, Matrices, Norm
+from augury.blocks import Activation, GateKind, Linear, Matrices, Norm, Output
 from augury.lowering import Value
 
 _FIRST_SPLITS = 2  # passes up to position 512, 1024, 2048 … have programs of their own
@@ -164,7 +164,7 @@ class Tape:
         if is_output or self.seen is not self.x:
             self.add_pending()  # of the output not all rows are written
         pending, self._pending = self._pending, None
-        self._norm(self.seen, self.x.width, norm, to, pending=pending, is_output=is_output)
+        self.norm_groups(self.seen, self.x.width, norm, to, pending=pending, is_output=is_output)
 
     def norm_first(self, norms: Sequence[Norm | None]) -> None:
         """Norm the input of all blocks until `go_on`, so that these may add to the stream: each is to have one of two norms."""
@@ -173,16 +173,12 @@ class Tape:
             self.norm_seen(norm, to)
             self._normed[norm] = to
 
-    def put(self, x: DeviceRows, size: int, to: Operand, norm: Norm | None = None, *, is_output: bool = False) -> None:
-        """Put rows of `size` values, normed, where they are multiplied: of all tokens, or of tokens that have logits."""
-        self._norm(x, size, norm, to, is_output=is_output)
-
     def norm_in_place(self, norm: Norm | None, rows: DeviceRows, size: int, n_groups: int = 1) -> None:
         """Norm the first groups of `size` values of rows, each by itself."""
         if norm is not None:
             if rows is self.x:
                 self.add_pending()
-            self._norm(rows, size, norm, None, n_groups=n_groups)
+            self.norm_groups(rows, size, norm, None, n_groups=n_groups)
 
     def join(self, parts: Sequence[tuple[DeviceRows, int, Norm | None]], to: Operand) -> None:
         """Put rows of so many values side by side where they are multiplied; norms are of groups of values.
@@ -193,14 +189,14 @@ class Tape:
         for x, width, norm in parts:
             size = width if norm is None else norm.size
             there = evolve(floats, floats=to.floats.at(4 * at))
-            self._norm(x, size, norm, there, n_groups=width // size, n_out=size)
+            self.norm_groups(x, size, norm, there, n_groups=width // size, n_out=size)
             at += width
         if (n_rest := UNIT * units_of(at) - at) > 0:
             zeros = self.weights.constant(("zero floats", n_rest), lambda: np.zeros(n_rest, np.float32))
             grid, rest = (1, self.size.n_tokens), to.floats.at(4 * at)
             self.launch(blend_rows, grid, WARP, x=rest, y=zeros, size=n_rest, x_stride=to.width, b=1.0)
         if to.as_bytes:
-            self.put(DeviceRows(to.floats, to.width), at, evolve(to, as_floats=False))
+            self.norm_groups(DeviceRows(to.floats, to.width), at, None, evolve(to, as_floats=False))
 
     def norm_parts(
         self, rows: DeviceRows, parts: Sequence[tuple[Norm | None, int, int]], to: Operand | None = None, n_apart: int = 1
@@ -231,13 +227,19 @@ class Tape:
         """Add pending rows to the residual stream."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            self._norm(self.x, self.x.width, None, None, pending=pending)
+            self.norm_groups(self.x, self.x.width, None, None, pending=pending)
 
-    def put_aside(self) -> DeviceRows:
-        """Copy the present x, to be `seen` by blocks that add to x."""
-        aside = DeviceRows(self.buffers["seen"], self.x.width)
-        self.copy(self.x.at, aside.at, 4 * self.size.n_tokens * self.x.width)
-        return aside
+    def give_features(self, name: str, rows: DeviceRows) -> None:
+        """Write that rows go where a feature is read."""
+        self.copy(rows.at, self.buffers[name], 4 * self.size.n_tokens * rows.width)
+
+    def give_output(self, output: Output) -> None:
+        """Write that an output's norm of x, or its result, goes where this feature is read."""
+        at, given = self.buffers["output"], output.given
+        if given is None:
+            self.norm_seen(output.norm, DeviceRows(at, self.x.width).operand)
+        else:
+            self.multiply(self.norm(output.norm, (given,)), ((given, 0),), DeviceRows(at, given.n_out))
 
     def go_on(self) -> None:
         """Let blocks see x."""
@@ -256,7 +258,7 @@ class Tape:
         y_stride = 0 if is_one_row else y.width
         self.launch(blend_rows, grid, WARP, x=x.at, y=y.at, size=width, x_stride=x.width, y_stride=y_stride, a=a, b=b)
 
-    def _norm(
+    def norm_groups(
         self,
         x: DeviceRows,
         size: int,
@@ -268,7 +270,7 @@ class Tape:
         pending: tuple[DeviceRows, Norm | None, bool] | None = None,
         is_output: bool = False,
     ) -> None:
-        """Norm groups of rows, to which are added pending rows; without a place to go to in place.
+        """Norm groups of rows, to which are added pending rows, where they are multiplied; without such a place in place.
 
         Each row of the result has `n_out` values, 0 beyond `size`; by default the whole row.
         """

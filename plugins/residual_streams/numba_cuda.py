@@ -89,7 +89,7 @@ class HyperConnectionEmitter(_Emitter):
     def read(self, tape: Tape) -> None:
         each, made, streams = self.connection, self.connection.coefficients, tape.streams
         normed = tape.operand(_NORMED, streams.width, [made])
-        tape.put(streams, streams.width, normed, each.norm)
+        tape.norm_groups(streams, streams.width, each.norm, normed)
         tape.multiply(normed, ((made, 0),), DeviceRows(tape.buffers[_COEFFICIENTS], made.n_out))
         vectors = {"scales": tape.weights.vector(each.scales), "base": tape.weights.vector(each.base)}
         numbers = {"eps": each.eps, "post_scale": each.post_scale, "post_eps": each.post_eps}

@@ -66,7 +66,7 @@ def _compute_logits(operation: ComputeLogits, layout: Layout, tape: Tape) -> Non
         normed = tape.norm(operation.norm, (linear,), is_output=True)
     else:
         normed = tape.operand("normed", linear.n_in, (linear,))
-        tape.put(layout.rows(operation.x, tape), linear.n_in, normed, operation.norm, is_output=True)
+        tape.norm_groups(layout.rows(operation.x, tape), linear.n_in, operation.norm, normed, is_output=True)
     tape.multiply_matrices(normed, matrices, rows, is_output=True)
     if operation.softcap is not None:
         grid = (-(-n_vocab // THREADS), tape.size.n_rows)

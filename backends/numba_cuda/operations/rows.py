@@ -51,7 +51,7 @@ class NormalizeEmitter(OperationEmitter[Normalize]):
             if n_groups > 1:
                 tape.join([(rows, x.width, norm)], to)
             elif norm is not None or not _is_there([x.width], to, tape):
-                tape.put(rows, x.width, to, norm)
+                tape.norm_groups(rows, x.width, norm, to)
             else:
                 tape.operands[out] = evolve(to, floats=rows.at)
         else:

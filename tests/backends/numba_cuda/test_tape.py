@@ -52,6 +52,18 @@ def test_passes_of_a_prompt_are_as_long_in_any_context(n_ctx, monkeypatch):
     assert set(spans) == {MAX_TOKENS}
 
 
+def test_of_layers_that_nobody_reads_only_the_last_is_written_in_part():
+    lowering = placed(tiny_file("llama-dense"), CountingDevice(), {})
+
+    def steps(**how):
+        found = lowering.steps(size_of(1, 0), Parts(**how)).steps
+        return [each.kernel.name for each in found if isinstance(each, Launch)]
+
+    whole, unread, first = steps(layers=(0, 2)), steps(layers=(0, 2), is_read=False), steps(layers=(0, 1), is_read=False)
+    assert unread == whole[: len(unread)]
+    assert len(first) < len(unread) < len(whole)
+
+
 @pytest.mark.parametrize("n_ctx", [512, 8192, 131072])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_results_of_splits_have_room_wherever_a_pass_of_all_tokens_ends(name, n_ctx):
