@@ -100,16 +100,7 @@ def mixture(
     Source: the keys `expert_*` and the names of tensors as llama.cpp reads them.
     """
     at, keys = f"blk.{layer}", decoder.keys
-    n_experts = keys.count("expert_count", most=_MOST)
-    n_used = keys.counts("expert_used_count", decoder.n_stored, least=0)[layer]
-    if not 1 <= n_used <= n_experts:
-        keys.fail("expert_used_count", n_used, f"1 to {n_experts}, the number of experts")
-    n_groups = keys.count("expert_group_count", 0, least=0, most=n_experts) or 1
-    if n_experts % n_groups:
-        keys.fail("expert_group_count", n_groups, f"a divisor of the {n_experts} experts")
-    n_groups_used = keys.count("expert_group_used_count", 0, least=0, most=n_groups) or n_groups
-    if n_groups_used * (n_experts // n_groups) < n_used:
-        keys.fail("expert_group_used_count", n_groups_used, f"groups with at least the {n_used} experts that are used")
+    n_experts, n_used, n_groups, n_groups_used = _counts(decoder, layer)
     name, n_embd = f"{at}.ffn_gate_inp", decoder.n_embd
     logits = decoder.linear(name, n_embd, n_experts, has_scale=not has_router_norm)
     router_norm, scale = decoder.norm(name, suffix=".scale") if has_router_norm else None, 1.0 / math.sqrt(n_embd)
@@ -148,6 +139,22 @@ def mixture(
         post_norm=decoder.norm(f"{at}.post_ffw_norm") if has_post_norm else None,
     )
     return attrs.evolve(block, **others)
+
+
+def _counts(decoder: Decoder, layer: int) -> tuple[int, int, int, int]:
+    """How many experts a layer has, and how many a token uses; then the same of their groups."""
+    keys = decoder.keys
+    n_experts = keys.count("expert_count", most=_MOST)
+    n_used = keys.counts("expert_used_count", decoder.n_stored, least=0)[layer]
+    if not 1 <= n_used <= n_experts:
+        keys.fail("expert_used_count", n_used, f"1 to {n_experts}, the number of experts")
+    n_groups = keys.count("expert_group_count", 0, least=0, most=n_experts) or 1
+    if n_experts % n_groups:
+        keys.fail("expert_group_count", n_groups, f"a divisor of the {n_experts} experts")
+    n_groups_used = keys.count("expert_group_used_count", 0, least=0, most=n_groups) or n_groups
+    if n_groups_used * (n_experts // n_groups) < n_used:
+        keys.fail("expert_group_used_count", n_groups_used, f"groups with at least the {n_used} experts that are used")
+    return n_experts, n_used, n_groups, n_groups_used
 
 
 def expert_matrices(
