@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba.lowering import SequenceStates
-from augury.backends.numba_cpu.kernels import cache_type, recurrence, recurrent_ends
+from augury.backends.numba_cpu.kernels import cache_type, convolution, recurrence
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.struct import dtype, table, values
@@ -156,7 +156,7 @@ class State(SequenceStates[int]):
         if len(state.shape) == 2:  # a convolution's inputs
             n_rows, width = state.shape
             super().__init__(options, 4 * n_rows * up(width, 16), (4 * up(state.n_fed, 16), 0))
-            self.scratch_bytes = recurrent_ends.scratch_bytes(n_rows + 1, self.n_aside)
+            self.scratch_bytes = convolution.scratch_bytes(n_rows + 1, self.n_aside)
         else:
             n_heads, key_dim, width = state.shape
             n_bytes = n_heads * -(-width // recurrence.BLOCK_COLUMNS) * recurrence.block_bytes(key_dim)

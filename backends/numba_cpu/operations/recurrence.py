@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import recurrence, recurrent_ends
+from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work
@@ -28,7 +28,7 @@ _GROUP = 256  # values that a thread gates at once where no norm says how many
 class ConvolveEmitter(OperationEmitter[Convolve]):
     """Convolves channel by channel, from the last inputs on, which are kept."""
 
-    kernels = (recurrent_ends.convolve,)
+    kernels = (convolution.convolve,)
 
     def emit(self, tape: Tape) -> None:
         self.emit_states(tape)
@@ -52,7 +52,7 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
                 "state": placed.states[state],
                 "n_aside": placed.states[state].n_aside,
             }
-            tape.add(Work("convolution"), recurrent_ends.convolve, **fields)
+            tape.add(Work("convolution"), convolution.convolve, **fields)
 
 
 def _padded_taps(conv: Convolution, weights: Weights) -> np.ndarray:

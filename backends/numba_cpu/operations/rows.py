@@ -11,7 +11,7 @@ import numpy as np
 from numba.core.serialize import dumps
 
 from augury import lowering as op
-from augury.backends.numba_cpu.kernels import recurrent_ends, rows
+from augury.backends.numba_cpu.kernels import convolution, rows
 from augury.backends.numba_cpu.kernels.activation import Activating, activate_kernel, activating, multiply_activated_kernel
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.kernels.rows import Operand, by_row_kernel
@@ -197,12 +197,12 @@ class ConstantEmitter(OperationEmitter[op.Constant]):
 class ConvolveBlockEmitter(OperationEmitter[op.ConvolveBlock]):
     """Convolves rows with those of the tokens before in a block."""
 
-    kernels = (recurrent_ends.convolve_block,)
+    kernels = (convolution.convolve_block,)
 
     def __init__(self, operation: op.ConvolveBlock, scope: op.Scope) -> None:
         super().__init__(operation, scope)
         group = operation.x.width // operation.n_groups
-        require_multiple(group, recurrent_ends.LANES, f"a convolution in groups of {group} channels")
+        require_multiple(group, convolution.LANES, f"a convolution in groups of {group} channels")
 
     def emit(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
@@ -210,7 +210,7 @@ class ConvolveBlockEmitter(OperationEmitter[op.ConvolveBlock]):
         weights = placed.at(operation.weights)
         tape.add(
             Work("convolution"),
-            recurrent_ends.convolve_block,
+            convolution.convolve_block,
             x=placed.at(operation.x),
             weights=ThreadRows(weights.address + 4 * operation.side * n_taps * n_groups, weights.width),
             base=placed.weights.vector(operation.base) + 4 * operation.side * n_taps * width,
