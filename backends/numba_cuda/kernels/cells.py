@@ -122,9 +122,9 @@ def move_cells(plane, moves, n_moves, n_heads, n_halves, length):
 
 
 @lane
-def _byte(word, i, offset):
-    """Byte i of a word as a float, less the offset: exact, by the float 2^23 + byte."""
-    return gpu.add(gpu.float_of(gpu.prmt(word, np.uint32(0x4B000000), np.uint32(0x7440 + i))), np.float32(-8388608 - offset))
+def _byte(word, i):
+    """2^15 + byte i of a word, as a float."""
+    return gpu.float_of(gpu.prmt(word, np.uint32(0x47000000), np.uint32(0x7404 + 16 * i)))
 
 
 @lane
@@ -155,11 +155,13 @@ def _values_f16(held, i):
 
 @lane
 def _four_bytes(word, offset, scale):
+    """The bytes of a word less an offset of 8 or 128, times a half: exact, as 2^15 and the offset are, together, times it."""
+    zero = gpu.mul(np.float32(-32768 - offset), scale)
     return (
-        gpu.mul(_byte(word, 0, offset), scale),
-        gpu.mul(_byte(word, 1, offset), scale),
-        gpu.mul(_byte(word, 2, offset), scale),
-        gpu.mul(_byte(word, 3, offset), scale),
+        gpu.fma(_byte(word, 0), scale, zero),
+        gpu.fma(_byte(word, 1), scale, zero),
+        gpu.fma(_byte(word, 2), scale, zero),
+        gpu.fma(_byte(word, 3), scale, zero),
     )
 
 
