@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from augury.backends.numba.lowering import Parts
+from augury.backends.numba.model import CompiledModel
 from augury.backends.numba.passes import LastVocabularies, passes, runs_of
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
@@ -20,11 +21,11 @@ from augury.backends.numba_cpu.passes import BestTokens, KernelPass, NarrowOutpu
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
 from augury.backends.numba_cpu.team import Team, limits
 from augury.backends.numba_cpu.weights import Weights
-from augury.batch import Batch, Tree, check_batch
-from augury.errors import AuguryError, UnsupportedError
+from augury.batch import Batch
+from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
-from augury.interfaces import Model, Progress
-from augury.passes import NamedPass, Pass
+from augury.interfaces import Progress
+from augury.passes import Pass
 from augury.profile import KernelTime, Limits
 from augury.types import Allocation, ModelInfo
 
@@ -33,7 +34,7 @@ _COLUMNS = ("tokens", "positions", "slots", "cells", "rows")  # of a pass, see `
 _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allocated when they are asked for
 
 
-class NumbaCpuModel(Model):
+class NumbaCpuModel(CompiledModel):
     """A plan on the CPU."""
 
     def __init__(
@@ -47,25 +48,17 @@ class NumbaCpuModel(Model):
         keep: bool = False,
         n_free: int = sys.maxsize,
     ) -> None:
-        plan = lowering.plan
-        self.info = ModelInfo.of(file, plan)
-        self.state_spec = lowering.state_spec
+        super().__init__(ModelInfo.of(file, lowering.plan), lowering, self.tokens_of(file, lowering))
         self._lowering = lowering
-        self.options = lowering.options
-        self.features = plan.features
-        self._plan = plan
-        self._known = (plan.embedding.n_vocab, self.info, self.state_spec, self.features)
         self._arena = Arena()
         self.isa = choose_isa(file.n_bytes)
-        self._weights = Weights(file, plan, self._arena, self.isa, self.state_spec.n_slots)
+        self._weights = Weights(file, self._plan, self._arena, self.isa, self.state_spec.n_slots)
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
         of_parts = [*lowering.every_part()]  # which load their weights
         self._whole, *_ = [[lowering.program(n, parts) for n in (1, MAX_TOKENS)] for parts in of_parts]
         self._weights.close_file()
         self._narrow = LastVocabularies[NarrowOutput]()
-        named = plan.output.tokens
-        self._tokens = None if named is None else np.array(file.integers(named.weight, named.shape, self.info.n_vocab))
         self._make_room(_FIRST_ROWS)
         self._inputs = np.zeros((len(_COLUMNS) + 1, MAX_TOKENS), np.int64)  # and each token's parent in its run
         self._runs = np.zeros((MAX_TOKENS, dtype(Segment).itemsize // 8), np.int64)
@@ -73,7 +66,6 @@ class NumbaCpuModel(Model):
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
         self.n_threads = n_threads
         self._team = Team(n_threads, cores)
-        self._is_closed = False
         state = self._team.state
         for row, name in enumerate(_COLUMNS):
             state[name] = self._inputs[row].ctypes.data
@@ -89,16 +81,11 @@ class NumbaCpuModel(Model):
         self._best = BestTokens()
 
     def forward(self, batch: Batch) -> Pass:
-        self._begin(batch)
-        if batch.layers is not None:
-            self._plan.check_start(batch.layers[0])
-        tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
-        if batch.accepted is not None and len(batch.accepted):
-            moves = np.ascontiguousarray(batch.accepted, np.int64)
-            if self._sequences is not None:  # where all that were accepted are named, whether they move or not
-                moves = moves[moves[:, 1] != moves[:, 2]]
-            if len(moves) and len(tape := self._lowering.moving(moves)):
-                self._team.run(tape)
+        tree = self._tree(batch)
+        if self._plan.n_adapters:
+            self._weights.scales[:] = 0 if batch.scales is None else batch.scales
+        if batch.accepted is not None and len(moves := self._moved(batch)) and len(tape := self._lowering.moving(moves)):
+            self._team.run(tape)
         tokens, slots, positions, rows = batch.tokens, batch.slots, batch.positions, batch.rows
         cells, parents = (positions, None) if tree is None else (tree.cells, tree.parents)
         n, n_rows = len(tokens), len(rows)
@@ -128,7 +115,7 @@ class NumbaCpuModel(Model):
             return self._result(self._logits[:n_rows], narrow, features)
         written: list[np.ndarray] = []
         n_written = 0
-        for span in passes(slots, parents, MAX_TOKENS, has_blocks=bool(self._plan.injections) and batch.part == "main"):
+        for span in passes(slots, parents, MAX_TOKENS, has_blocks=self._has_blocks and batch.part == "main"):
             here = np.flatnonzero((rows >= span.start) & (rows < span.stop))
             above = None if parents is None else parents[span] - span.start
             part = tuple(column[span] for column in columns)
@@ -146,7 +133,7 @@ class NumbaCpuModel(Model):
         tokens = self._tokens if narrow is None else narrow.tokens
         n, (width, _) = self.info.n_vocab if tokens is None else len(tokens), self._lowering.logits_row
         passed = KernelPass(logits[:, :n], width, features, self._logits_address, self._best)
-        return passed if tokens is None else NamedPass(passed, tokens, self.info.n_vocab)
+        return self._named(passed, tokens)
 
     def profile(self, batch: Batch) -> Sequence[KernelTime]:
         """Compute a pass like `forward`, over tokens of one slot, and tell its steps in order.
@@ -188,10 +175,6 @@ class NumbaCpuModel(Model):
             self._is_closed = True
             self._team.close()
             del self._arena, self._weights, self._lowering, self._whole, self._logits
-
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise AuguryError(f"model {self.info.name!r} is closed")
 
     def _make_room(self, n_rows: int) -> None:
         """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""
@@ -244,13 +227,6 @@ class NumbaCpuModel(Model):
         state[_N_TOKENS], state[_N_ROWS], state[_N_SEGMENTS] = n, len(rows), len(runs) // 4
         program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_row[1])
         self._team.run(program.records, program.address)
-
-    def _begin(self, batch: Batch) -> None:
-        """Check a batch, and let adapters count as it says."""
-        self._require_open()
-        check_batch(batch, *self._known)
-        if self._plan.n_adapters:
-            self._weights.scales[:] = 0 if batch.scales is None else batch.scales
 
     def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, order: np.ndarray | None) -> None:
         """Bring states up to date before a batch, whose tokens are taken in this order."""

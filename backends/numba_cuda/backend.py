@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda import probe
@@ -86,9 +85,7 @@ class NumbaCuda(Backend):
             weights = Weights(file, device, total, options.threads, progress, as_halves=self._has_halves)
             lowering.place(device, weights)
             device.prepare(lowering.kernels(), progress)
-            named, info = plan.output.tokens, ModelInfo.of(file, plan)
-            tokens = None if named is None else np.array(file.integers(named.weight, named.shape, info.n_vocab))
-            return CudaModel(info, lowering, device, tokens)
+            return CudaModel(ModelInfo.of(file, plan), lowering, device, CudaModel.tokens_of(file, lowering))
         except MemoryError as error:
             device.close()
             wanted = f"{file.path.name} with {options.slots_in_words}"

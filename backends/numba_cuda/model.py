@@ -9,6 +9,7 @@ import numpy as np
 from attrs import evolve
 
 from augury.backends.numba.lowering import Parts
+from augury.backends.numba.model import CompiledModel
 from augury.backends.numba.passes import passes
 from augury.backends.numba_cuda.device import Copy, Device, Pointer, Program
 from augury.backends.numba_cuda.kernels import inputs
@@ -19,17 +20,16 @@ from augury.backends.numba_cuda.operations.rows import SCALES
 from augury.backends.numba_cuda.passes import DevicePass, GatheredPass, Logits, RowReader
 from augury.backends.numba_cuda.slot_memory import SequenceUpdates
 from augury.backends.numba_cuda.tape import Size
-from augury.batch import Batch, Tree, check_batch
-from augury.errors import AuguryError, CapacityError, UnsupportedError
-from augury.interfaces import Model
-from augury.passes import ArrayPass, NamedPass, Pass
+from augury.batch import Batch, Tree
+from augury.errors import CapacityError, UnsupportedError
+from augury.passes import ArrayPass, Pass
 from augury.types import Allocation, ModelInfo
 
 _MOST_PROGRAMS = 48  # graphs take memory of the device
 _CHAIN_ROWS = MAX_ROWS * 2 // 3  # of two passes or more; beside them there is room for those of a pass
 
 
-class CudaModel(Model):
+class CudaModel(CompiledModel):
     """Copies the inputs of a pass to the device in one piece, and runs the program of its size."""
 
     pass_sizes = PASS_SIZES
@@ -37,15 +37,14 @@ class CudaModel(Model):
 
     def __init__(self, info: ModelInfo, lowering: Lowering, device: Device, tokens: np.ndarray | None = None) -> None:
         """Take over memory on a device; of an output of some `tokens` (m,) int32 also these."""
-        self.info, self.state_spec, self.features = info, lowering.state_spec, lowering.plan.features
-        self.options, self.memory_layout = lowering.options, f"{lowering.options.n_ctx} positions"
-        self._lowering, self._device = lowering, device
+        super().__init__(info, lowering, tokens)
+        self._lowering, self._device, self.memory_layout = lowering, device, f"{self.options.n_ctx} positions"
         self._inputs, self._fetched = device.staging(inputs.SIZE), device.staging(2 * MAX_ROWS)
         self._n_rows = device.staging(1)  # of a chain
         self._scales = device.staging(lowering.options.n_slots * lowering.plan.n_adapters)  # see `Batch.scales`
         self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch"), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
-        self._tokens, self._n_logits = tokens, info.n_vocab if tokens is None else len(tokens)
+        self._n_logits = info.n_vocab if tokens is None else len(tokens)
         self._names: Pointer | None = None  # the tokens on the device
         if tokens is not None:
             self._names = device.allocate(tokens.nbytes, "scratch")
@@ -54,12 +53,9 @@ class CudaModel(Model):
         self._reader = RowReader(device, self._logits_of(self._n_logits))
         self._readers = {self._n_logits: self._reader}  # by the width of a row
         self._programs: dict[tuple[Size, Parts, bool], Program] = {}
-        self._plan, embedding = lowering.plan, lowering.plan.embedding
-        self._known = (embedding.n_vocab, info, self.state_spec, self.features)
         self._n_most = MAX_TOKENS  # of a pass
         n_aside = lowering.state_spec.draft_max
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
-        self._has_blocks = bool(self._plan.injections)  # whose tokens see later ones
         is_chained = self._sequences is None and not self._has_blocks
         self.chain_rows = _CHAIN_ROWS if is_chained else 0
         self._states: Program | None = None  # see `Lowering.states`
@@ -67,10 +63,9 @@ class CudaModel(Model):
             tuple[str, int], np.ndarray
         ] = {}  # arrays for features, and for the hidden states that passes are given
         self._copies: list[tuple[Pointer, np.ndarray]] = []  # of a slot's memory
-        self._is_closed = False
 
     def forward(self, batch: Batch) -> Pass:
-        return self._named(batch)
+        return self._passed(batch)
 
     def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
         """See `Model.forward_chain`: the device names the tokens of each pass but the first."""
@@ -81,14 +76,12 @@ class CudaModel(Model):
             return passed if is_named else GatheredPass(self._reader, passed.rows(), features)
         if (last := int(batch.positions.max()) + n_passes - 1) >= (n_ctx := self.state_spec.n_ctx):
             raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
-        return self._named(batch, n_passes)
+        return self._passed(batch, n_passes)
 
-    def _named(self, batch: Batch, n_passes: int = 1) -> Pass:
+    def _passed(self, batch: Batch, n_passes: int = 1) -> Pass:
         """Compute one pass, or a chain of passes whose first one is not cut, and name the tokens of its logits."""
         narrow = self._narrowed(batch)
-        tokens = self._tokens if narrow is None else narrow.tokens
-        passed = self._forward(batch, n_passes, narrow)
-        return passed if tokens is None else NamedPass(passed, tokens, self.info.n_vocab)
+        return self._named(self._forward(batch, n_passes, narrow), self._tokens if narrow is None else narrow.tokens)
 
     def _most_of(self, batch: Batch) -> int:
         """How many tokens of a batch share a pass: fewer of a tree, and where more have logits than a pass gives."""
@@ -107,11 +100,8 @@ class CudaModel(Model):
         return self._lowering.narrowed(batch.part, batch.vocabulary)
 
     def _forward(self, batch: Batch, n_passes: int = 1, narrow: NarrowOutput | None = None) -> Pass:
-        """See `_named`."""
-        self._require_open()
-        check_batch(batch, *self._known)
-        self._plan.check_start(0 if batch.layers is None else batch.layers[0])
-        tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
+        """See `_passed`."""
+        tree = self._tree(batch)
         n_most = self._most_of(batch)
         if self._has_blocks and batch.part == "main" and len(batch.tokens) > n_most:
             return self._whole_blocks(batch, n_most)
@@ -312,11 +302,9 @@ class CudaModel(Model):
 
     def _move(self, batch: Batch) -> None:
         """Move the cells of accepted tokens."""
-        if batch.accepted is None or not len(batch.accepted):
+        if batch.accepted is None:
             return
-        moves = batch.accepted
-        if self._sequences is not None:  # where all that were accepted are named, whether they move or not
-            moves = moves[moves[:, 1] != moves[:, 2]]
+        moves = self._moved(batch)
         for start in range(0, len(moves), MAX_TOKENS):
             some = moves[start : start + MAX_TOKENS]
             if start:
@@ -349,7 +337,3 @@ class CudaModel(Model):
             self._programs.clear()
             self._states = None
             self._device.close()
-
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise AuguryError(f"model {self.info.name!r} is closed")
