@@ -15,6 +15,7 @@ from augury.backends.numba_cpu.kernels.compiler import (
     HelperCompiler as HelperCompiler,
     KernelCompiler as KernelCompiler,
     no_collection as no_collection,
+    resolved_once as resolved_once,
 )
 from augury.backends.numba_cpu.kernels.jit import helper as helper, package_kernel
 from augury.backends.numba_cpu.kernels.simd import (
