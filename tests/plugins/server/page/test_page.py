@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from support.servers import serving
 
 pytestmark = pytest.mark.browser
 
@@ -536,6 +537,29 @@ def test_two_windows_see_each_others_conversations(page):
     other.on("dialog", lambda dialog: dialog.accept())
     other.click("[aria-label='Delete Say a word.']", force=True)
     page.wait_for_selector("#conversations li", state="detached")
+
+
+def test_the_model_that_is_picked_is_loaded_and_answers(open_page, tmp_path):
+    """Two models of a server, of which the second is loaded when it is asked for."""
+    (tmp_path / "models.toml").write_text('np = 1\n[models.one]\nmodel = "smollm2"\n[models.two]\nmodel = "smollm2"\n')
+    words = ["--config", tmp_path / "models.toml", "-t", "1", "-c", "256", "--temp", "0"]
+    with serving(*words, is_loaded=False) as server:
+        server.wait_for(" serves one, two")
+        page = open_page(server.url)
+        page.set_default_timeout(180_000)  # a model is loaded meanwhile
+        page.wait_for_selector("#models option >> nth=1", state="attached")
+        page.select_option("#models", "two")
+        page.wait_for_selector("#model >> text=not loaded")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, "Say a word.")
+        wait(page)
+        assert sent.value.post_data_json["model"] == "two"
+        states = {each["id"]: each["status"]["value"] for each in server.client.get("/v1/models").json()["data"]}
+        assert states["two"] == "loaded"
+        assert page.inner_text(f"{LAST} >> .text")
+        page.reload()
+        page.wait_for_selector("#models option >> nth=1", state="attached")
+        assert page.locator("#models").input_value() == "two"
 
 
 def test_a_server_of_several_models_lets_one_be_picked(page):
