@@ -8,7 +8,7 @@ import numpy as np
 
 from augury.backends.numba.lowering import PlanEmitters
 from augury.batch import Batch, Tree, check_batch
-from augury.errors import AuguryError
+from augury.errors import AuguryError, CapacityError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Model
 from augury.passes import NamedPass, Pass
@@ -39,6 +39,10 @@ class CompiledModel(Model):
         if batch.layers is not None:
             self._plan.check_start(batch.layers[0])
         return None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
+
+    def _check_chain(self, batch: Batch, n_passes: int) -> None:
+        if (last := int(batch.positions.max()) + n_passes - 1) >= (n_ctx := self.state_spec.n_ctx):
+            raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
 
     @staticmethod
     def _moved(batch: Batch) -> np.ndarray:

@@ -32,6 +32,7 @@ from augury.types import Allocation, ModelInfo
 _N_TOKENS, _N_ROWS, _N_SEGMENTS = (index(TeamState, name) for name in ("n_tokens", "n_rows", "n_segments"))
 _COLUMNS = ("tokens", "positions", "slots", "cells", "rows")  # of a pass, see `TeamState`
 _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allocated when they are asked for
+_CHAIN_ROWS = 16  # see `Model.chain_rows`
 
 
 class NumbaCpuModel(CompiledModel):
@@ -55,8 +56,10 @@ class NumbaCpuModel(CompiledModel):
         self._weights = Weights(file, self._plan, self._arena, self.isa, self.state_spec.n_slots)
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
-        of_parts = [*lowering.every_part()]  # which load their weights
-        self._whole, *_ = [[lowering.program(n, parts) for n in (1, MAX_TOKENS)] for parts in of_parts]
+        for parts in lowering.every_part():  # which loads their weights
+            for n in (1, MAX_TOKENS):
+                lowering.program(n, parts)
+        self._programs: dict[tuple[object, ...], Program] = {}  # by what `_program` looks at
         self._weights.close_file()
         self._narrow = LastVocabularies[NarrowOutput]()
         self._make_room(_FIRST_ROWS)
@@ -64,6 +67,7 @@ class NumbaCpuModel(CompiledModel):
         self._runs = np.zeros((MAX_TOKENS, dtype(Segment).itemsize // 8), np.int64)
         n_aside = self.state_spec.draft_max
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
+        self.chain_rows = 0 if self._sequences is not None or self._has_blocks else _CHAIN_ROWS
         self.n_threads = n_threads
         self._team = Team(n_threads, cores)
         state = self._team.state
@@ -103,16 +107,16 @@ class NumbaCpuModel(CompiledModel):
         if self._sequences is not None:
             self._begin_sequences(self._sequences, batch, None if is_sorted else order)
         columns = (tokens, positions, slots, cells)
-        hidden = None if batch.hidden is None else np.ascontiguousarray(batch.hidden if is_sorted else batch.hidden[order])
-        features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features} if batch.features else {}
+        hidden = batch.hidden if batch.hidden is None or is_sorted else batch.hidden[order]
         if not n:  # what comes before all tokens is done
-            return self._result(self._logits[:0], None, features)
+            empty = {name: np.empty((0, self.features[name]), np.float32) for name in batch.features}
+            return self._result(self._logits[:0], None, empty)
         if n <= MAX_TOKENS:
             program, narrow = self._program(batch, n)
-            self._pass(columns, parents, rows, 0, 0, program.at(0, hidden, features))
-            if not is_sorted:
-                features = {name: values[places[:-1]] for name, values in features.items()}
-            return self._result(self._logits[:n_rows], narrow, features)
+            self._pass(columns, parents, rows, 0, 0, program, hidden)
+            told = program.told(batch.features, slice(n) if is_sorted else places[:-1])
+            return self._result(self._logits[:n_rows], narrow, told)
+        features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
         written: list[np.ndarray] = []
         n_written = 0
         for span in passes(slots, parents, MAX_TOKENS, has_blocks=self._has_blocks and batch.part == "main"):
@@ -120,7 +124,10 @@ class NumbaCpuModel(CompiledModel):
             above = None if parents is None else parents[span] - span.start
             part = tuple(column[span] for column in columns)
             program, narrow = self._program(batch, span.stop - span.start)
-            self._pass(part, above, rows[here] - span.start, n_written, span.start, program.at(span.start, hidden, features))
+            states = None if hidden is None else hidden[span]
+            self._pass(part, above, rows[here] - span.start, n_written, span.start, program, states)
+            for name, values in features.items():
+                values[span] = program.features[name][: span.stop - span.start]
             written.append(here)
             n_written += len(here)
         logits = self._logits[:n_rows]
@@ -129,10 +136,31 @@ class NumbaCpuModel(CompiledModel):
             features = {name: values[places[:-1]] for name, values in features.items()}
         return self._result(logits, narrow, features)
 
-    def _result(self, logits: np.ndarray, narrow: NarrowOutput | None, features: Mapping[str, np.ndarray]) -> Pass:
+    def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
+        """See `Model.forward_chain`: before each pass but the first only tokens, positions and hidden states are written."""
+        n_rows, of = len(batch.rows), batch.slots.tolist()
+        if not n_rows < n_passes * n_rows <= self.chain_rows or of != sorted(of):
+            return super().forward_chain(batch, n_passes)
+        self._check_chain(batch, n_passes)
+        if n_passes * n_rows > len(self._logits):
+            self._make_room(n_passes * n_rows)
+        passed, slots, positions = self.forward(batch), batch.slots[batch.rows], batch.positions[batch.rows]
+        (program, narrow), rows, made = self._program(batch, n_rows), np.arange(n_rows), batch.rows
+        for first in range(n_rows, n_passes * n_rows, n_rows):
+            tokens, positions = np.maximum(passed.argmax(), 0), positions + 1
+            hidden = None if batch.hidden is None else passed.features(*batch.features)[made]
+            self._pass((tokens, positions, slots, positions), None, rows, first, 0, program, hidden)
+            features, made = program.told(batch.features, slice(n_rows)), rows
+            passed = self._result(self._logits[first : first + n_rows], narrow, features, first)
+        return self._result(self._logits[: n_passes * n_rows], narrow, features)
+
+    def _result(
+        self, logits: np.ndarray, narrow: NarrowOutput | None, features: Mapping[str, np.ndarray], first: int = 0
+    ) -> Pass:
+        """A pass of rows of logits, which begin with row `first` of all, with its features."""
         tokens = self._tokens if narrow is None else narrow.tokens
-        n, (width, _) = self.info.n_vocab if tokens is None else len(tokens), self._lowering.logits_row
-        passed = KernelPass(logits[:, :n], width, features, self._logits_address, self._best)
+        n, (width, stride) = self.info.n_vocab if tokens is None else len(tokens), self._lowering.logits_row
+        passed = KernelPass(logits[:, :n], width, features, self._logits_address + 4 * first * stride, self._best)
         return self._named(passed, tokens)
 
     def profile(self, batch: Batch) -> Sequence[KernelTime]:
@@ -174,7 +202,7 @@ class NumbaCpuModel(CompiledModel):
         if not self._is_closed:
             self._is_closed = True
             self._team.close()
-            del self._arena, self._weights, self._lowering, self._whole, self._logits
+            del self._arena, self._weights, self._lowering, self._programs, self._logits
 
     def _make_room(self, n_rows: int) -> None:
         """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""
@@ -183,15 +211,17 @@ class NumbaCpuModel(CompiledModel):
 
     def _program(self, batch: Batch, n: int) -> tuple[Program, NarrowOutput | None]:
         """The program of a pass of n tokens, and how its logits are to be read if they are of a vocabulary."""
-        program = self._whole[n > PRIVATE_TOKENS]  # by the shortest way: of small models Python between passes is felt
-        is_read = len(batch.rows) > 0
-        if batch.layers is not None or batch.hidden is not None or batch.features or not is_read:
+        has_rows = len(batch.rows) > 0
+        key = n > PRIVATE_TOKENS, batch.part, batch.layers, batch.features, batch.hidden is None, has_rows
+        if (
+            program := self._programs.get(key)
+        ) is None:  # of small models Python between passes is felt, so by the shortest way
             layers = batch.layers or self.info.parts[batch.part].layers
             # features of the layers before are there when the last one has stored its caches
-            is_read = is_read or not {"output", f"layer.{layers[1] - 1}"}.isdisjoint(batch.features)
+            is_read = has_rows or not {"output", f"layer.{layers[1] - 1}"}.isdisjoint(batch.features)
             parts = Parts(layers, tuple(batch.features), batch.hidden is not None, is_read, name=batch.part)
-            program = self._lowering.program(n, parts)
-        if batch.vocabulary is None or self._tokens is not None or not len(batch.rows):
+            program = self._programs[key] = self._lowering.program(n, parts)
+        if batch.vocabulary is None or self._tokens is not None or not has_rows:
             return program, None
         n_vocab, vocabulary = self.info.n_vocab, batch.vocabulary
         narrow = self._narrow.of(id(program), vocabulary, n_vocab, lambda: NarrowOutput.of(program, vocabulary, n_vocab))
@@ -205,10 +235,11 @@ class NumbaCpuModel(CompiledModel):
         first_row: int,
         start: int,
         program: Program,
+        hidden: np.ndarray | None,
     ) -> None:
         """Compute up to MAX_TOKENS tokens (id, position, slot, cell), sorted by slot; logits go to rows from `first_row` on.
 
-        They are those of the batch from `start` on.
+        They are those of the batch from `start` on, with their hidden states (n, E) where it has such.
         """
         # a pass empties the caches, and NumPy's casts and comparisons then take 10 to 30 us each: so lists, and views of memory
         inputs, state, slots = self._input_view, self._state_view, columns[2].tolist()
@@ -225,6 +256,8 @@ class NumbaCpuModel(CompiledModel):
         if self._sequences is not None:
             self._sequences.write(self._runs[: len(runs) // 4], start, columns[3])
         state[_N_TOKENS], state[_N_ROWS], state[_N_SEGMENTS] = n, len(rows), len(runs) // 4
+        if program.hidden is not None:
+            program.hidden[:n] = hidden
         program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_row[1])
         self._team.run(program.records, program.address)
 

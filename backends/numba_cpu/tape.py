@@ -11,9 +11,9 @@ from attrs import Factory, define, field, frozen
 
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
-from augury.backends.numba_cpu.kernels.struct import dtype, table, view
+from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import record_of
-from augury.backends.numba_cpu.memory import Arena, up
+from augury.backends.numba_cpu.memory import Arena, memory_at, up
 from augury.backends.numba_cpu.packing import PackedMatrix
 from augury.backends.numba_cpu.weights import Weights, panels_of
 from augury.blocks import Linear, Matrices, ModelPlan, Norm, Output
@@ -126,25 +126,21 @@ class Program:
     starts: Sequence[int] = field(repr=False)  # where in it each record begins
     works: list[Work] = field(repr=False)  # of each record
     logits: np.ndarray = field(repr=False)  # (m,) `step.Entry` of the output matrix, for the address of the logits
-    features: Mapping[str, int]  # where the record begins that copies a feature
-    hidden: int  # where the one begins that copies the hidden states that x is to begin with, if any does
+    features: Mapping[str, np.ndarray]  # (MAX_TOKENS, F) float32, where a pass leaves them
+    hidden: np.ndarray | None  # (MAX_TOKENS, E) float32, where hidden states are that x is to begin with
     places: np.ndarray | int = 0  # (m,) int64, the offset of each entry from the address of the logits, in bytes
     address: int = field(default=Factory(lambda self: int(self.records.ctypes.data), takes_self=True), init=False)
     _written_to: int = field(default=0, init=False)
+
+    def told(self, names: Sequence[str], tokens: slice | np.ndarray) -> dict[str, np.ndarray]:
+        """The features of some tokens of the last pass, (n, F) float32 each."""
+        return {name: self.features[name][tokens].copy() for name in names}
 
     def write_to(self, address: int) -> None:
         """Say where the logits go."""
         if address != self._written_to:
             self.logits["y"] = address + self.places
             self._written_to = address
-
-    def at(self, start: int, hidden: np.ndarray | None, features: Mapping[str, np.ndarray]) -> Program:
-        """Itself, with the places of hidden states and of features, (n, E) float32 each: the rows from `start` on."""
-        if hidden is not None:
-            view(self.records[self.hidden :], step.CopyRows)["x"]["address"] = hidden[start:].ctypes.data
-        for name, values in features.items():
-            view(self.records[self.features[name] :], step.CopyRows)["y"]["address"] = values[start:].ctypes.data
-        return self
 
 
 @define(eq=False)
@@ -163,8 +159,8 @@ class Tape:
     kept: dict[Value, ThreadRows] = field(factory=dict, init=False)  # places of values such as x and its norms
     _rows: list[np.ndarray] = field(factory=list, init=False)
     _works: list[Work] = field(factory=list, init=False)
-    _features: dict[str, int] = field(factory=dict, init=False)
-    _hidden: int = field(default=0, init=False)
+    _features: dict[str, np.ndarray] = field(factory=dict, init=False)
+    _hidden: np.ndarray | None = field(default=None, init=False)
     _pending: list[Addition] = field(factory=list, init=False)  # that the next norm adds to x first
 
     def __attrs_post_init__(self) -> None:
@@ -176,24 +172,29 @@ class Tape:
         if self._rows:
             self._rows[-1][1] = 1
         starts = [0, *accumulate(map(len, self._rows))]
-        features = {name: starts[i] for name, i in self._features.items()}
         records = np.concatenate([np.empty(0, np.int64), *self._rows])
-        return Program(records, starts[:-1], self._works, self.logits, features, starts[self._hidden])
+        return Program(records, starts[:-1], self._works, self.logits, self._features, self._hidden)
+
+    def _shared_rows(self, name: str, width: int) -> tuple[np.ndarray, int]:
+        """Rows for all tokens of a pass that all tapes share, (MAX_TOKENS, width) float32, and their address."""
+        address = self.arena.shared((name, width), lambda: np.zeros((MAX_TOKENS, width), np.float32), "scratch")
+        return memory_at(address, 4 * MAX_TOKENS * width).view(np.float32).reshape(MAX_TOKENS, width), address
 
     def take_hidden(self, to: ThreadRows) -> None:
-        """Write that `Program.at` will give the address of rows."""
-        self._hidden = len(self._rows)
-        self.copy(ThreadRows(0, to.width), to)
+        """Write that rows begin as `Program.hidden`."""
+        self._hidden, address = self._shared_rows("hidden", to.width)
+        self.copy(ThreadRows(address, to.width), to)
 
     def give_features(self, name: str, rows: ThreadRows, width: int | None = None) -> None:
-        """Write that rows, or so many values of each, go where `Program.at` will say, of all tokens."""
-        self._features[name] = len(self._rows)
-        size, there = rows.width if width is None else width, ThreadRows(0, 0)
+        """Write that rows, or so many values of each, go to `Program.features`, of all tokens."""
+        size = rows.width if width is None else width
+        self._features[name], address = self._shared_rows(name, size)
+        there = ThreadRows(address, 0)
         self.add(Work("features"), step.copy_rows, x=rows, y=there, size=size, n_times=1, is_private=False, is_output=False)
         self.waits = not self.space.is_private
 
     def give_output(self, output: Output) -> None:
-        """Write that an output's norm of x, or its result, goes to an address that `Program.at` will give."""
+        """Write that an output's norm of x, or its result, is a feature."""
         normed, given = self.norm(output.norm), output.given
         if given is None:
             self.give_features("output", normed)

@@ -21,7 +21,7 @@ from augury.backends.numba_cuda.passes import DevicePass, GatheredPass, Logits, 
 from augury.backends.numba_cuda.slot_memory import SequenceUpdates
 from augury.backends.numba_cuda.tape import Size
 from augury.batch import Batch, Tree
-from augury.errors import CapacityError, UnsupportedError
+from augury.errors import UnsupportedError
 from augury.passes import ArrayPass, Pass
 from augury.types import Allocation, ModelInfo
 
@@ -74,8 +74,7 @@ class CudaModel(CompiledModel):
             features = {name: passed.features(name) for name in batch.features}
             is_named = n_passes == 1 or self._tokens is not None
             return passed if is_named else GatheredPass(self._reader, passed.rows(), features)
-        if (last := int(batch.positions.max()) + n_passes - 1) >= (n_ctx := self.state_spec.n_ctx):
-            raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
+        self._check_chain(batch, n_passes)
         return self._passed(batch, n_passes)
 
     def _passed(self, batch: Batch, n_passes: int = 1) -> Pass:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -111,13 +112,13 @@ class WrittenDraft:
         """
         if best < 0:
             return False
-        ids, likely = np.array([best], np.int32), None
+        ids, likely = np.array([best], np.int32), np.empty(0)
         if request.n_candidates > 1 or n_judged is not None:
             (ids,), (likely,) = logits.top_k(np.array([row], np.int32), n_judged or request.n_candidates)
         is_judged = request.p_min > 0 or request.min_path_probability > 0 or request.n_candidates > 1
         probabilities: list[float] = []
         if is_judged or n_judged is not None or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
-            probabilities = _probabilities(logits, row, ids, None if n_judged is None else likely).tolist()
+            probabilities = _probabilities(logits, row, ids) if n_judged is None else _shares(likely.tolist())
             if confidence is not None and probabilities:
                 rest = (1.0 - confidence) / max(1.0 - probabilities[0], _LEAST_SHARE)
                 probabilities = [confidence, *(p * rest for p in probabilities[1:])]
@@ -177,14 +178,17 @@ def n_chained(requests: Sequence[DraftRequest], n_written: int, n_most: int, *, 
     return max(n_most - 1, 0)
 
 
-def _probabilities(logits: Pass, row: int, ids: np.ndarray, likely: np.ndarray | None) -> np.ndarray:
-    """The probabilities (m,) of tokens (m,) int32 by the model's own distribution, or among those of logits `likely` (m,)."""
-    if likely is not None:
-        weights = np.exp(likely.astype(np.float64) - likely[0])
-        shares: np.ndarray = weights / weights.sum()
-        return shares
+def _probabilities(logits: Pass, row: int, ids: np.ndarray) -> list[float]:
+    """The probabilities of tokens (m,) int32 by the model's own distribution."""
     logarithms = logits.gather(row, ids).astype(np.float64) - logits.log_normalizer(row)
-    return np.exp(np.minimum(logarithms, 0.0))  # above 0 by rounding alone
+    return np.exp(np.minimum(logarithms, 0.0)).tolist()  # above 0 by rounding alone
+
+
+def _shares(likely: Sequence[float]) -> list[float]:
+    """The probabilities of tokens among themselves, by their logits, the largest first."""
+    weights = [math.exp(logit - likely[0]) for logit in likely]  # NumPy takes longer for ten
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 @frozen
