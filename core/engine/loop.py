@@ -60,6 +60,7 @@ class Loop:
     _counter: EngineCounter = field(
         default=Factory(lambda self: EngineCounter(self._context.spec.n_slots), takes_self=True), init=False
     )
+    _pass_s: float = field(default=0.0, init=False)  # that the last pass took
     _unfreed: set[int] = field(factory=set, init=False)  # slots whose memory manager failed to free them
     _ended: dict[int, SavedSlot] = field(factory=dict, init=False)  # by slot, its last request's text and sampling
 
@@ -207,6 +208,7 @@ class Loop:
             ids=tuple([each.sequence.id for each in record.scheduled]),
         )
         self._counter.passed(seen, record.n_prompt, self._running)
+        self._pass_s = done.seconds / (1 + record.scheduled[0].slot_input.n_more)
         for sequence in [each for each in self._running if each.finish_reason is not None or each.is_full]:
             if sequence.finish_reason is not None:
                 self._end(sequence)
@@ -283,7 +285,7 @@ class Loop:
             found = guarded(self._drafting.propose, limits, n_others, failed=partial(self._end_all, asked))
             choices = dict(zip(asked, found or (), strict=False))  # without drafts they have all ended
         may_chain = self._context.chain_rows and not (n_prompt or self._waiting or self._evaluating)
-        n_more = n_chained(self._context, self._drafting, self._running) - 1 if may_chain else 0
+        n_more = n_chained(self._context, self._drafting, self._running, self._pass_s) - 1 if may_chain else 0
         scheduled: list[ScheduledInput] = []  # in every step of a round so: list[ScheduledInput]() takes forty times as long
         for each in sequences:
             if (choice := choices.get(each)) is None and each in has_drafters:  # it has ended

@@ -135,20 +135,22 @@ class RoundPass(NamedTuple):
 
 
 _LONGEST = 4  # passes: a quarter of the wait for each
+_LONGEST_S = 0.02  # in which no caller sees that tokens come together
 
 
-def n_chained(context: EngineContext, drafting: Drafting, sequences: Sequence[RunningSequence]) -> int:
+def n_chained(context: EngineContext, drafting: Drafting, sequences: Sequence[RunningSequence], pass_s: float) -> int:
     """How many passes over a token of each sequence are begun at once; 1 where others than the best may be chosen.
 
-    A model on a device chooses the tokens between them itself, and is waited for once. A text's first token comes with its
-    prompt's pass, so a chain keeps none back. Whoever comes during one waits for three passes more than else, and a request
-    that ends or is cancelled within one wastes as many at most.
+    A model chooses the tokens between them itself, and is waited for once. A text's first token comes with its prompt's pass,
+    so a chain keeps none back. Whoever comes during one waits for three passes more than else, and a request that ends or is
+    cancelled within one wastes as many at most; so passes of `pass_s` each are chained only as far as nobody notices.
     """
     if not 0 < 2 * len(sequences) <= context.chain_rows:
         return 1
     if any([each.request.hidden_states or not each.sampler.is_best_allowed for each in sequences]):  # noqa: C419 - a generator takes longer
         return 1
-    n = min([_LONGEST, context.chain_rows // len(sequences), *[each.n_left for each in sequences]])
+    n_unseen = int(_LONGEST_S / max(pass_s, _LONGEST_S / _LONGEST))
+    n = max(min([n_unseen, context.chain_rows // len(sequences), *[each.n_left for each in sequences]]), 1)
     if drafted := [each for each in sequences if each.is_drafted]:
         return 1 if drafting.wants_features else 1 + drafting.rest(drafted, n - 1)
     return n

@@ -47,8 +47,8 @@ class Model(SlotStates, ABC):
     `forward` waits for that machine, and this one's CPU is free meanwhile."""
 
     chain_rows: int = 0
-    """How many rows of logits the passes of a `forward_chain` may have together for it to be waited for once. 0, the default:
-    each pass is waited for, so reading each is no slower."""
+    """How many rows of logits the passes of a `forward_chain` may have together for it to be quicker than pass after pass: it
+    is waited for once, or little is done in between. 0, the default: it is no quicker."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> Pass:
@@ -64,7 +64,7 @@ class Model(SlotStates, ABC):
     def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
         """Compute a pass, then pass after pass over the most probable token after each row of the one before.
 
-        A model on a device that need not be waited for in between has `chain_rows`, and overrides this method.
+        A model that is quicker at that than pass after pass has `chain_rows`, and overrides this method.
 
         Args:
             batch: A chain of certain tokens of each slot, the last of which has a row. With hidden states it names one feature:

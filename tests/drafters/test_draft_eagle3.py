@@ -14,7 +14,6 @@ from augury import Engine
 from augury.drafters.draft_heads import DraftEagle3
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
-from augury.interfaces import Model
 from augury.types import Verdict
 
 
@@ -41,9 +40,11 @@ def test_teacher_forced_it_gives_the_tokens_that_it_would_have_drafted(rig):
 @pytest.mark.parametrize("chain_rows", [42, 2])
 def test_a_head_that_feeds_itself_drafts_the_same(rig, name, chain_rows, monkeypatch):
     made, run, chains = rig(name), runs(name)[-1], []
-    context, chain = made.runner._context, Model.forward_chain
+    context = made.runner._context
+    model = type(context.model)
+    chain = model.forward_chain
     monkeypatch.setattr(context, "chain_rows", chain_rows)
-    monkeypatch.setattr(Model, "forward_chain", lambda model, batch, n: (chains.append(n), chain(model, batch, n))[1])
+    monkeypatch.setattr(model, "forward_chain", lambda model, batch, n: (chains.append(n), chain(model, batch, n))[1])
     assert list(made.replayed(run)) == run.drafts.tolist()
     assert {*chains} == {min(run.k, chain_rows)}
 

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import closing
 
 import attrs
 import gguf
@@ -13,7 +14,7 @@ from oracles.drafts import MTP, draft_file, target_of
 from oracles.models import FLOAT_NAMES, NAMES, QUANTISED_NAMES, expected, nmse, tiny_file, tiny_model
 from oracles.passes import joined, run_of
 
-from augury import Engine
+from augury import Engine, Registry
 from augury.backends.numba_cpu import NumbaCpu, backend, tape, weights
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.lowering import Lowering
@@ -22,12 +23,14 @@ from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.files.gguf import ModelFile
 from augury.files.gguf_writer import LlamaSizes, gguf_file
-from augury.interfaces import Progress
+from augury.interfaces import Model, Progress
+from augury.loader import plan_of
 from augury.plugins.architectures.gemma import Gemma3
 from augury.plugins.architectures.llama import Llama, Qwen2, Qwen3
 from augury.types import ModelOptions
 
 ARCHITECTURES = {architecture.name: architecture for architecture in (Gemma3, Llama, Qwen2, Qwen3)}
+REGISTRY = Registry.discover()
 FLOAT_LIMIT = 1e-9
 QUANTISED_LIMIT = 2e-4  # both sides round activations to int8, in blocks of different size
 ROUNDING_LIMIT = 1e-3  # against the reference, which does not round activations: a percent per product, squared, times depth
@@ -345,6 +348,44 @@ def test_no_kernel_is_loaded_while_decoding_not_even_for_the_first_accepted_bran
     ended = subprocess.run([sys.executable, script, *sys.path], capture_output=True, text=True, check=False, timeout=600)
 
     assert (ended.returncode, ended.stdout) == (0, "True True 0\n"), ended.stderr
+
+
+@pytest.mark.parametrize("name", ["eagle3-qwen3-d2t", "eagle3-llama"])
+@pytest.mark.parametrize("vocabulary", [None, np.int32([1, 5, 40, 41, 77])])
+def test_a_head_that_feeds_itself_gives_what_it_is_fed_one_by_one(name, vocabulary):
+    file, rng = ModelFile.open(draft_file(name)), np.random.default_rng(2)
+    file.borrow_from(tiny_file(target_of(name)))
+    options = ModelOptions(n_ctx=64, n_slots=2, threads=2)
+    with closing(NumbaCpu(NumbaCpu.options_class()).load(file, plan_of(file, REGISTRY), options, Progress())) as model:
+        hidden, tokens = rng.normal(size=(5, model.info.n_embd)).astype(np.float32), rng.integers(0, 128, 5)
+        parts = [Batch.chain(tokens[:3]), Batch.chain(tokens[3:], slot=1)]
+        output = f"layer.{model.info.n_layers - 1}"
+        batch = attrs.evolve(joined(*parts), rows=np.int32([2, 4]), hidden=hidden, features=(output,), vocabulary=vocabulary)
+        right = Model.forward_chain(model, batch, 6)
+        rows, made, best = right.rows().copy(), right.features(output).copy(), right.argmax()
+        kept = [each.copy() for each in model.slot_memory(0, 8)]
+        found = model.forward_chain(batch, 6)
+        assert np.array_equal(found.rows(), rows)
+        assert np.array_equal(found.argmax(), best)
+        assert np.array_equal(found.features(output), made)
+        assert len(set(best.tolist())) > 1
+        assert all(map(np.array_equal, model.slot_memory(0, 8), kept))
+
+
+def test_a_chain_reads_no_row_of_another_pass(models):
+    model = models("llama-dense")
+    batch = joined(
+        Batch.chain(some_tokens(9), rows=np.int32([8])), Batch.chain(some_tokens(4, seed=3), slot=1, rows=np.int32([3]))
+    )
+    right = Model.forward_chain(model, batch, 8)
+    rows, best = right.rows().copy(), right.argmax()
+    found = model.forward_chain(batch, 8)
+    assert np.array_equal(found.rows(), rows)
+    assert np.array_equal(found.argmax(), best)
+    assert all(found.log_normalizer(i) == right.log_normalizer(i) for i in range(16))
+    assert model.chain_rows == 16
+    longer = model.forward_chain(batch, 9)  # by passes one by one
+    assert np.array_equal(longer.rows()[:16], rows)
 
 
 @pytest.mark.parametrize("name", ["eagle3-llama", "dflash2-qwen3", "dspark-qwen3", "mtp-qwen35"])

@@ -17,6 +17,12 @@ GREEDY = {"temperature": 0.0}
 ROWS = 42
 
 
+@pytest.fixture(autouse=True)
+def _passes_are_short(monkeypatch):
+    """However long the machine takes for one."""
+    monkeypatch.setattr("augury.engine.round_pass._LONGEST_S", 1e6)
+
+
 class Chained(ToyModel):
     """A model that is waited for once for several passes, of which it counts the lengths."""
 
@@ -202,8 +208,16 @@ def test_a_chain_has_rows_for_all_sequences_and_goes_past_no_limit(rows, n_left,
         "sampler": SimpleNamespace(is_best_allowed=True),
     }
     sequences = [SimpleNamespace(n_left=each, **given) for each in (20, n_left, 30)]
-    assert n_chained(SimpleNamespace(chain_rows=rows), None, sequences) == n
-    assert n_chained(SimpleNamespace(chain_rows=rows), None, []) == 1
+    assert n_chained(SimpleNamespace(chain_rows=rows), None, sequences, 0.0) == n
+    assert n_chained(SimpleNamespace(chain_rows=rows), None, [], 0.0) == 1
+
+
+@pytest.mark.parametrize(("pass_s", "n"), [(0.005, 4), (0.006, 3), (0.0066, 3), (0.0067, 2), (0.01, 2), (0.0101, 1), (1.0, 1)])
+def test_a_chain_takes_a_fiftieth_of_a_second_at_most(monkeypatch, pass_s, n):
+    monkeypatch.undo()
+    request, sampler = SimpleNamespace(hidden_states=()), SimpleNamespace(is_best_allowed=True)
+    sequences = [SimpleNamespace(n_left=20, is_drafted=False, request=request, sampler=sampler)]
+    assert n_chained(SimpleNamespace(chain_rows=ROWS), None, sequences, pass_s) == n
 
 
 @pytest.mark.parametrize(
