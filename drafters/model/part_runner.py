@@ -95,6 +95,8 @@ class FedText(CachedText):
     # (n_ctx + 1,) int32, of which `tokens` are all but the first, or all
     history: np.ndarray = Factory(lambda: np.empty(0, np.int32))
     fed: FedRows = Factory(FedRows)  # the features (m, F)
+    # what was fed since, text that goes on: the place of the first token, tokens (m,) int32 and features (m, F) by name
+    waiting: list[tuple[int, np.ndarray, Mapping[str, np.ndarray]]] = Factory(list)
     made_at: int = 0  # which token of the last pass made the hidden state for the token after the last one that was fed
 
     @property
@@ -143,17 +145,33 @@ class PartRunner(DraftRunner):
         super().end(slot, is_private=is_private)
 
     def feed(self, slot: int, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
-        """Take the features (m, F) by name of tokens (m,) int32 of a text, which stand in it from `start` on."""
+        """Take the features (m, F) by name of tokens (m,) int32 of a text, which stand in it from `start` on.
+
+        Those of several rounds are looked at together, when they are wanted.
+        """
         if start == 0 or slot not in self._texts:
             self._open(slot, tokens[:0])
-        text = self._text(slot)
+        text = self._texts[slot]
+        assert isinstance(text, FedText)
+        if text.waiting and start != text.waiting[-1][0] + len(text.waiting[-1][1]):
+            self._take(text)
+        text.waiting.append((start, tokens, features))
+        if start + len(tokens) - text.waiting[0][0] > _CHUNK:
+            self._take(text)
+
+    def _take(self, text: FedText) -> None:
+        """Add to a text what waits."""
+        (start, *_), waiting, text.waiting = text.waiting[0], text.waiting, []
+        tokens = np.concatenate([each for _, each, _ in waiting])
         self._cut(text, start)
         if start > text.n_fed or text.n < min(text.fed.first, start):  # tokens between are missing
             text.is_parked = True
         if text.is_parked:
             return
         text.history[start : start + len(tokens)] = tokens
-        text.fed.add(start, self.encoder.joined(features))
+        text.fed.add(
+            start, self.encoder.joined({name: np.concatenate([each[name] for _, _, each in waiting]) for name in waiting[0][2]})
+        )
         while text.n_fed - text.n > _CHUNK:
             self._go_on(text)
 
@@ -193,9 +211,13 @@ class PartRunner(DraftRunner):
         return np.concatenate([np.full(n - len(best), -1, np.int32), best])
 
     def _text(self, slot: int) -> FedText:
-        """A slot's text; an unknown one if it has none, or if a pass of it failed."""
+        """A slot's text, with all that was fed; an unknown one if it has none, or if a pass of it failed."""
         text = self._texts.get(slot)
-        return text if isinstance(text, FedText) else FedText(-1, np.empty(0, np.int32), is_parked=True)
+        if not isinstance(text, FedText):
+            return FedText(-1, np.empty(0, np.int32), is_parked=True)
+        if text.waiting:
+            self._take(text)
+        return text
 
     def _cached(self, slot: int, history: np.ndarray) -> CachedText:  # noqa: ARG002 - as its parent's
         return self._text(slot)

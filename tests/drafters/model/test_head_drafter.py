@@ -98,6 +98,7 @@ def test_a_long_prompt_is_processed_as_it_comes_and_features_are_kept_no_longer_
     assert text.n_fed - text.n <= 8
     made.feed(30, 41)
     assert text.n_fed - text.n <= 8
+    assert sum(len(tokens) for _, tokens, _ in text.waiting) <= 8
     made.begin(made.text[:42])
     assert text.n == text.n_fed - made.runner.lag == 41 - made.runner.lag
     for end in range(42, 89):
@@ -109,6 +110,21 @@ def test_a_long_prompt_is_processed_as_it_comes_and_features_are_kept_no_longer_
     other = rig(name)
     other.feed(0, 88)
     assert other.draft(made.text[:89], 5) == made.draft(made.text[:89], 5)
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_rounds_in_which_nothing_is_drafted_are_looked_at_together(rig, name, monkeypatch):
+    made, other, looks = rig(name), rig(name), []
+    encoder, joined = made.runner.encoder, made.runner.encoder.joined
+    monkeypatch.setattr(
+        encoder, "joined", lambda features: [looks.append(len(each)) for each in features.values()] and joined(features)
+    )
+    for start, end in itertools.pairwise([0, 20, *range(21, 31)]):
+        made.feed(start, end)
+    assert looks == []
+    other.feed(0, 30)
+    assert made.draft(made.text[:31], 5) == other.draft(made.text[:31], 5)
+    assert set(looks) == {30}
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
