@@ -280,7 +280,9 @@ def check_batch(
         raise CapacityError(f"slot {max(slots)} does not exist; there are {spec.n_slots}")
     if tokens and not 0 <= min(tokens) <= max(tokens) < n_tokens:
         raise OptionError(f"tokens from {min(tokens)} to {max(tokens)}, expected ids from 0 to {n_tokens - 1}")
-    _check_part(batch, info, features)
+    is_plain = batch.part == "main" and batch.layers is None and batch.hidden is None and not batch.features
+    if not is_plain or (main := info.parts.get("main")) is None or main.needs_hidden:
+        _check_part(batch, info, features)
     if batch.accepted is not None and len(batch.accepted):
         _check_accepted(batch.accepted, spec)
     if spec.draft_max is not None and (batch.is_drafted is not None or batch.parents is not None):

@@ -68,7 +68,7 @@ from augury.registry import Registry as Registry
 from augury.sampling import SAMPLER_LETTERS as SAMPLER_LETTERS, sampling_options as sampling_options
 from augury.slot_states import SlotStates as SlotStates, join_parts as join_parts, split_parts as split_parts
 from augury.speculation.config import choose_drafters as choose_drafters
-from augury.speculation.drafts import Trial as Trial
+from augury.speculation.trials import Trial as Trial
 from augury.text.chat_template import ChatTemplate as ChatTemplate, prompt_ids as prompt_ids
 from augury.text.template_habits import arguments_of as arguments_of, with_ids as with_ids
 from augury.text.tokenizer import Tokenizer as Tokenizer

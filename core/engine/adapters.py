@@ -20,12 +20,12 @@ class Adapters:
     Attributes:
         loaded: Those that there are; a request names them by their place here.
         scales: How much each counts unless a request says otherwise.
-        of_slots: (n_slots, adapters) float32, how much each counts in a slot, see `Batch.scales`.
+        of_slots: (n_slots, adapters) float32, how much each counts in a slot, see `Batch.scales`; None without any.
     """
 
     def __init__(self, loaded: Sequence[Adapter] = (), scales: Scales = (), n_slots: int = 1) -> None:
         self.loaded, self.scales = tuple(loaded), scales
-        self.of_slots = np.zeros((n_slots, len(loaded)), np.float32)
+        self.of_slots = np.zeros((n_slots, len(loaded)), np.float32) if loaded else None
 
     @classmethod
     def open(cls, lora: Any, n_slots: int, architecture: str) -> Adapters:

@@ -10,7 +10,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -31,11 +31,12 @@ _SIGNALS_S = 0.2  # how late Ctrl-C may be noticed
 class Channel:
     """The results of one task: tokens while it goes on, then its outcome.
 
-    A slow reader holds up nobody. Tokens wait here, no more than the request emits, and it keeps them for its result anyway.
+    A slow reader holds up nobody: the request keeps its tokens for its result anyway, and a reader goes through them.
     """
 
     def __init__(self) -> None:
-        self.unread: deque[Token] = deque()
+        self.tokens: list[Token] = []  # of the request, which the engine adds
+        self.n_taken = 0
         self.outcome: Any = None  # its result, or the exception that ended it; None while it goes on
         self.readers: Wakers = deque()  # called at the next token or the end
         self.waiters: Wakers = deque()  # called at the end
@@ -50,11 +51,9 @@ class Channel:
         """Cancel when `holder` is collected: by a reference's callback that no Ctrl-C can interrupt, as it could `__del__`."""
         self._held_by.append(weakref.ref(holder, self.cancels.append))
 
-    def deliver(self, pieces: Iterable[Token]) -> None:
-        """Pass on the tokens of a round: a waiting reader is woken once, and finds them all."""
-        self.unread.extend(pieces)
-        if self.readers:
-            self._wake(self.readers)
+    def wake_readers(self) -> None:
+        """Tell those who wait that there are tokens: a reader is woken once in a round, and finds them all."""
+        self._wake(self.readers)
 
     def finish(self, outcome: Any) -> None:
         """Say that it is over, with its result or the error that ended it."""
@@ -77,6 +76,11 @@ class Channel:
             except Exception:  # noqa: BLE001 - the reader's event loop was closed: nobody is left to read
                 self.cancel()
 
+    @property
+    def has_token(self) -> bool:
+        """Whether a token can be taken."""
+        return self.n_taken < len(self.tokens)
+
     def take(self) -> Token | None:
         """The next token if it is there already, else None.
 
@@ -85,11 +89,11 @@ class Channel:
             AuguryError: The same, and it failed.
         """
         outcome = self.outcome  # looked at first, for tokens come before it
-        try:
-            return self.unread.popleft()
-        except IndexError:
-            if outcome is None:
-                return None
+        if self.has_token:
+            self.n_taken += 1
+            return self.tokens[self.n_taken - 1]
+        if outcome is None:
+            return None
         if isinstance(outcome, BaseException):
             raise outcome
         raise StopIteration
@@ -119,7 +123,7 @@ class Channel:
 
     def _is_ready(self, wakers: Wakers) -> bool:
         """Whether a waker's event came before the waker was registered."""
-        return self.outcome is not None or (wakers is self.readers and bool(self.unread))
+        return self.outcome is not None or (wakers is self.readers and self.has_token)
 
 
 def _set(woken: asyncio.Future[None]) -> None:

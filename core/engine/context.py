@@ -50,10 +50,6 @@ class EngineContext(Context):
         self._restored: dict[int, tuple[int, int]] = {}  # by slot, since it was opened: restored states, replayed tokens
 
     @property
-    def _scales(self) -> np.ndarray | None:
-        return self.adapters.of_slots if self.adapters.loaded else None
-
-    @property
     def may_branch(self) -> bool:
         """Whether drafts may be trees."""
         return not (self._has_sequence_state and self.memory.replays_accepted)
@@ -100,7 +96,7 @@ class EngineContext(Context):
             if self.variant(opened.slot) != variant:
                 self._forget_heads(opened.slot)
             self._variants[opened.slot] = variant
-            if adapters.loaded:
+            if adapters.of_slots is not None:
                 adapters.of_slots[opened.slot] = scales
             if self.prompt_cache is not None and may_reuse:
                 opened = self.prompt_cache.open(opened, tokens, variant)
@@ -230,7 +226,7 @@ class EngineContext(Context):
             hidden=np.concatenate([feed.hidden for feed in feeds]),
             features=(part.output,) if any(feed.n_rows for feed in feeds) else (),  # nobody reads features of a prompt's tokens
             vocabulary=vocabulary,
-            scales=self._scales,
+            scales=self.adapters.of_slots,
         )
         marked = [] if self.mtp is None else [(self.mtp, feed) for feed in feeds]
         for marks, feed in marked:
@@ -271,11 +267,12 @@ class EngineContext(Context):
         accepted: list[tuple[int, ...]] = []
         is_chain = True
         for feed in feeds:
-            reservation, draft, first, m = feed.reservation, feed.draft, len(slots), feed.n_tokens
+            reservation, draft, first = feed.reservation, feed.draft, len(tokens)
             if reservation.restore:
                 n_restores, n_replayed = self.restored(feed.slot)
                 self._restored[feed.slot] = n_restores + 1, n_replayed + len(reservation.replay)
             tokens += [*reservation.replay, *feed.tokens.tolist(), *draft.tokens.tolist()]
+            m = len(tokens) - first
             slots += [feed.slot] * m
             start, n_chain = reservation.mark + feed.n_before, m
             if draft.parents is not None:
@@ -302,7 +299,7 @@ class EngineContext(Context):
             layers,
         )
         of_sequences = _of_sequences(feeds) if self._has_sequence_state else (None, None, None)
-        return Batch(*columns, *of_sequences, scales=self._scales)
+        return Batch(*columns, *of_sequences, scales=self.adapters.of_slots)
 
 
 def _hidden(feeds: Sequence[SlotInput]) -> np.ndarray | None:

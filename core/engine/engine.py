@@ -38,8 +38,8 @@ from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.config import Speculation, choose_drafters, kernels_of, serving_drafters, uses_mtp
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import Trial
 from augury.speculation.planner import DraftPlanner, planner_for
+from augury.speculation.trials import Trial
 from augury.speculation.verification import Synthetic, acceptance_rule
 from augury.text.chat_template import ChatTemplate
 from augury.text.tokenizer import Tokenizer
@@ -278,13 +278,13 @@ class Engine(Receipts, Evaluations):
         """
         saved = SavedSlot.read(Path(path), self._context)
         try:
-            return self._at_slot(slot, Loop.load_slot, saved)
+            return self._at_slot(slot, lambda loop, _: loop.slots.load(slot, saved))
         except ModelFileError as error:
             raise ModelFileError(f"{path}: {error}") from error
 
     def erase_slot(self, slot: int) -> int:
         """Let a free slot forget its contents; returns how many tokens these were."""
-        return self._at_slot(slot, Loop.erase_slot)
+        return self._at_slot(slot, lambda loop, _: loop.slots.erase(slot))
 
     def _at_slot(self, slot: int, step: Callable[..., Answer], *arguments: Any) -> Answer:
         """The result of a method of the loop for a slot, on the engine's thread."""

@@ -344,7 +344,7 @@ def _read(
     places: dict[int, tuple[int, int]] = {}  # by text: its slot, and how many of its tokens are computed
     try:
         while waiting or places:
-            while waiting and (slot := loop.reserve_slot(texts[waiting[0]])) is not None:
+            while waiting and (slot := loop.slots.reserve(texts[waiting[0]])) is not None:
                 places[waiting.popleft()] = slot, 0
             feeds, n_left = [], loop.n_chunk
             for text, (slot, start) in places.items():
@@ -362,11 +362,11 @@ def _read(
                     context.commit(feed)
                     places[text] = feed.slot, stop
                     if stop == len(texts[text]):
-                        loop.release(places.pop(text)[0])
+                        loop.slots.release(places.pop(text)[0])
             yield None
     finally:
         for slot, _ in places.values():
-            loop.release(slot)
+            loop.slots.release(slot)
 
 
 def _checked_rows(rows: Any, n: int) -> np.ndarray:

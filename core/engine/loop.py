@@ -9,28 +9,29 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
+from itertools import accumulate
+from math import isfinite
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import numpy as np
-from attrs import Factory, define, evolve, field
+from attrs import Factory, define, field
 
-from augury.engine.adapters import Scales
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
-from augury.engine.round_pass import RoundPass, RoundRecord, ScheduledInput, emit_chain, n_chained
+from augury.engine.round_pass import BegunPass, RoundPass, RoundRecord, ScheduledInput, emit_chain, n_chained
 from augury.engine.sequence import RunningSequence
 from augury.engine.slot_files import SavedSlot
+from augury.engine.slots import Slots
 from augury.engine.stats import EngineCounter, EngineStats, log_request
-from augury.errors import AuguryError, CapacityError, LostDeviceError, OptionError, PluginError
-from augury.guard import guarded
-from augury.interfaces import Opened
+from augury.errors import AuguryError, LostDeviceError
+from augury.guard import guarded, warn
 from augury.log import DRAFT_LOGGER, get_logger
+from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Outcome, VerifiedNodes
-from augury.types import Round, Summary, tokens_array
+from augury.types import Round, Summary, read_only, tokens_array
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
 CHUNK_BESIDE = 128  # the same while others decode, because they wait for the pass
@@ -55,14 +56,11 @@ class Loop:
     _waiting: deque[RunningSequence] = field(factory=deque, init=False)
     n_held_back: int = field(default=0, init=False)  # of those: they wait for a slot of their own that is taken
     _running: list[RunningSequence] = field(factory=list, init=False)
-    _taken: set[int] = field(factory=set, init=False)  # slots, also those of evaluations
-    _evaluating: set[int] = field(factory=set, init=False)  # slots
+    slots: Slots = field(default=Factory(lambda self: Slots(self._context, self._check), takes_self=True), init=False)
     _counter: EngineCounter = field(
         default=Factory(lambda self: EngineCounter(self._context.spec.n_slots), takes_self=True), init=False
     )
     _pass_s: float = field(default=0.0, init=False)  # that the last pass took
-    _unfreed: set[int] = field(factory=set, init=False)  # slots whose memory manager failed to free them
-    _ended: dict[int, SavedSlot] = field(factory=dict, init=False)  # by slot, its last request's text and sampling
 
     @property
     def n_sequences(self) -> int:
@@ -71,7 +69,7 @@ class Loop:
 
     def stats(self, n_arriving: int) -> EngineStats:
         """The requests that run, and the counts; `n_arriving` wait to be added. Any thread may ask."""
-        return self._counter.stats(n_arriving + len(self._waiting), self._evaluating, self._drafting.plain_s)
+        return self._counter.stats(n_arriving + len(self._waiting), self.slots.evaluating, self._drafting.plain_s)
 
     def add(self, sequence: RunningSequence) -> None:
         """Queue a sequence for a slot."""
@@ -79,14 +77,16 @@ class Loop:
 
     def round(self) -> None:
         """Run one round. A failure in it ends the sequences that it concerns, with that error, and no others."""
-        if self._context.is_lost and not self._regained():
+        if self._lost_at and not self._regained():
             return
         record = self._schedule()
         if not record.scheduled:  # nobody is there, or all wait for their drafters
             return
-        parts, everyone = (self._context, self._drafting, record, self._n_vocab), [each.sequence for each in record.scheduled]
-        done = guarded(RoundPass.compute, *parts, failed=partial(self._end_all, everyone))
-        if done is not None:
+        try:
+            done = self._forward(record)
+        except BaseException as error:  # noqa: BLE001 - a backend may raise anything, and so may drafters and managers below
+            self._end_all([each.sequence for each in record.scheduled], error)
+        else:
             self._report(record, done, settle_s=self._deliver(record, done))
 
     def abandon(self, error: BaseException | None = None) -> None:
@@ -97,15 +97,14 @@ class Loop:
         """Whether a lost device is back: slots hold nothing then, and texts begin again. Requests wait for it."""
         for sequence in [each for each in (*self._running, *self._waiting) if each.channel.cancels]:
             self._end(sequence)
-        self._lost_at, error = self._lost_at or monotonic(), None
         try:
-            is_back = self._context.regain(_REGAIN_S, self._evaluating)
+            error, is_back = None, self._context.regain(_REGAIN_S, self.slots.evaluating)
         except AuguryError as found:
             is_back, error = False, found
             sleep(_REGAIN_S)
         if is_back:
             self._lost_at = 0.0
-            self._ended.clear()
+            self.slots.ended.clear()
             get_logger("augury.engine.loop").warning("a lost device is back; requests go on", n_running=len(self._running))
             for each in [*self._running]:
                 guarded(self._reopen, each, each.begin_again, failed=partial(self._end, each))
@@ -122,38 +121,9 @@ class Loop:
         """Tokens of a text that a pass may have."""
         return CHUNK_BESIDE if any(sequence.n_emitted for sequence in self._running) else CHUNK
 
-    def reserve_slot(self, tokens: np.ndarray) -> int | None:
-        """A slot for a text that is not continued, or None while all are taken."""
-        if (opened := self._open(tokens[:0], may_reuse=True)) is not None:
-            self._evaluating.add(opened.slot)
-        return None if opened is None else opened.slot
-
-    def release(self, slot: int) -> None:
-        """Free such a slot."""
-        self._evaluating.discard(slot)
-        self._free(slot)
-
     def save_slot(self, slot: int) -> SavedSlot:
         """The text of a slot, between two rounds of its request or after it."""
-        running = [SavedSlot.of(sequence) for sequence in self._running if sequence.slot == slot]
-        if not running and slot not in self._ended:
-            raise OptionError(f"slot {slot} holds no request's text: none came, it was erased, or an evaluation took its place")
-        return evolve(running[0] if running else self._ended[slot], held=self._context.save(slot))
-
-    def load_slot(self, slot: int, saved: SavedSlot) -> SavedSlot:
-        """Restore saved contents to a free slot."""
-        self._context.restore(slot, saved.held)
-        self._ended[slot] = evolve(saved, held=b"")
-        return self._ended[slot]
-
-    def erase_slot(self, slot: int) -> int:
-        """Let a free slot forget its contents; returns how many tokens these were."""
-        if slot in self._taken:
-            raise CapacityError(f"slot {slot} is in use; erase it when its request has ended")
-        n_erased = self._context.spec.n_ctx - self._context.room(slot)
-        if self._open(np.zeros(1, np.int32), may_reuse=False, slot=slot) is not None:
-            self._free(slot)
-        return n_erased
+        return self.slots.save(slot, next((SavedSlot.of(each) for each in self._running if each.slot == slot), None))
 
     # The steps of a round
 
@@ -174,25 +144,69 @@ class Loop:
         n_tokens = sum([each.n_prompt or each.n_rows + each.slot_input.n_more for each in scheduled])
         return RoundRecord(start, scheduled, n_prompt, n_tokens, perf_counter() - start, [])
 
+    def _forward(self, record: RoundRecord) -> RoundPass:
+        """Begin the pass, let drafters draft ahead, wait for it, and read of its rows what sequences and drafters want."""
+        scheduled, drafting, context = record.scheduled, self._drafting, self._context
+        told = [name for each in scheduled for name in each.sequence.request.hidden_states]
+        drafters = drafting.features([each.sequence for each in scheduled]) if drafting.wants_features else ()
+        wanted = tuple(sorted({*drafters, *told})) if told else drafters
+        feeds, start = [each.slot_input for each in scheduled], perf_counter()
+        forward = partial(context.forward, feeds, wanted)
+        whole = forward() if context.thread is None else BegunPass(context.thread, forward)
+        forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
+        choices = [each.choice for each in scheduled if each.choice is not None] if context.is_asynchronous else []
+        context.is_busy = True
+        try:
+            if choices:
+                n_others = sum([len(each.slot_input.tokens) for each in scheduled if each.choice is None])
+                ahead_s = drafting.draft_ahead(choices, n_others, forward_s)
+        finally:  # nothing may happen to the model before the pass is over
+            context.is_busy, device_s = False, whole.wait()
+        seconds = forward_s if device_s is None else device_s  # None: it was over when forward returned
+        if ahead_s:
+            late_s = min(max(forward_s + ahead_s - seconds, 0.0), ahead_s)
+            settle_ahead(choices, late_s / ahead_s)
+        passed = whole if self._n_vocab == context.info.n_vocab else whole.first(self._n_vocab)
+        top, argmax, best = None, list[int](), list[int]()
+        if n_top := max([each.n_top for each in scheduled]):
+            ids, logits = passed.top_k(tokens_array(range(sum([each.n_rows for each in scheduled]))), n_top)
+            top = read_only(ids), read_only(logits)
+        wants_argmax = any([each.n_rows > 0 and each.sequence.is_plain_argmax for each in scheduled])  # noqa: C419 - a generator takes longer
+        if wants_argmax or feeds[0].n_more:  # where drafters want more of each row, it is not read twice
+            if top is None:
+                best = whole.argmax().tolist()  # which is at hand, and rarely padding
+                argmax = best if all([0 <= token < self._n_vocab for token in best]) else passed.argmax().tolist()  # noqa: C419
+            else:
+                firsts = zip(top[0][:, 0].tolist(), top[1][:, 0].tolist(), strict=True)
+                argmax = [token if isfinite(logit) else -1 for token, logit in firsts]
+        features = {name: passed.features(name).copy() for name in wanted} if wanted else {}
+        return RoundPass(passed, argmax, best, top, features, seconds, late_s)
+
     def _deliver(self, record: RoundRecord, done: RoundPass) -> float:
         """Emit everyone's tokens; returns how long drafters then took to learn of them: they write over logits and states."""
-        row = first = 0
-        firsts: list[int] = []  # where in the pass each one's input begins
+        row = 0
         for each in record.scheduled:
-            if (outcome := guarded(self._emit, each, record, done, row, failed=partial(self._end, each.sequence))) is not None:
-                record.outcomes.append((each, outcome))
-                firsts.append(first)
-            row, first = row + each.n_rows, first + each.slot_input.n_tokens
+            try:
+                record.outcomes.append((each, self._emit(each, record, done, row)))
+            except BaseException as error:  # noqa: BLE001 - of this sequence alone
+                self._end(each.sequence, error)
+            row += each.n_rows
         start = perf_counter()
-        for (each, outcome), first in zip(record.outcomes, firsts, strict=True):
-            failed = partial(self._end, each.sequence)
-            if done.features:
-                guarded(self._feed, each, outcome, done.features, first, failed=failed)
-            if each.choice is not None:
-                guarded(self._drafting.settle, each.choice, outcome, failed=failed)
-        if decoded := [(each.choice, outcome) for each, outcome in record.outcomes if each.choice is not None]:
-            n_others = record.n_tokens - sum([1 + len(choice.nodes) for choice, _ in decoded])
-            guarded(self._drafting.observe_round, decoded, n_others, done.seconds)
+        if done.features:
+            self._feed(record, done.features)
+        rounds = [(each.choice, outcome) for each, outcome in record.outcomes if each.choice is not None]
+        for each, outcome in record.outcomes:
+            try:
+                if each.choice is not None:
+                    self._drafting.settle(each.choice, outcome)
+            except BaseException as error:  # noqa: BLE001 - of this sequence alone
+                self._end(each.sequence, error)
+        if rounds:
+            n_others = record.n_tokens - sum([1 + len(choice.nodes) for choice, _ in rounds])
+            try:
+                self._drafting.observe_round(rounds, n_others, done.seconds)
+            except BaseException as error:  # noqa: BLE001 - nobody's text depends on it
+                warn("augury.engine.loop", "a round teaches the planner nothing", error)
         return perf_counter() - start
 
     def _report(self, record: RoundRecord, done: RoundPass, *, settle_s: float) -> None:
@@ -221,15 +235,15 @@ class Loop:
 
     def _admit(self) -> None:
         for sequence in tuple(self._waiting):
-            if len(self._taken) == self._context.spec.n_slots:
+            if len(self.slots.in_use) == self._context.spec.n_slots:
                 break
-            if sequence.request.slot not in self._taken and not sequence.waits_for_prompt:
+            if sequence.request.slot not in self.slots.in_use and not sequence.waits_for_prompt:
                 guarded(self._start, sequence, failed=partial(self._end, sequence))
-        self.n_held_back = sum(sequence.request.slot in self._taken for sequence in self._waiting)
+        self.n_held_back = sum(sequence.request.slot in self.slots.in_use for sequence in self._waiting)
 
     def _start(self, sequence: RunningSequence) -> None:
         request = sequence.request
-        opened = self._open(sequence.prompt, may_reuse=request.cache_prompt, slot=request.slot, scales=request.scales)
+        opened = self.slots.open(sequence.prompt, may_reuse=request.cache_prompt, slot=request.slot, scales=request.scales)
         if opened is not None:
             sequence.slot, sequence.prompt_owner = opened.slot, None
             n_reused = self._drafting.open(sequence, opened.n_reused)
@@ -243,59 +257,38 @@ class Loop:
             self._counter.started(n_reused, n_recomputed)
             self._counter.publish(self._running)
 
-    def _open(
-        self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None, scales: Scales | None = None
-    ) -> Opened | None:
-        """A slot for a prompt, or None while all are taken."""
-        for unfreed in tuple(self._unfreed):
-            with suppress(BaseException):  # it was said the first time
-                self._end_slot(unfreed)
-        if self._check is not None:
-            self._check()
-        opened = self._context.open(tokens, may_reuse=may_reuse, slot=slot, scales=scales)
-        if opened is not None:
-            self._taken.add(opened.slot)
-            self._unfreed.discard(opened.slot)
-            self._ended.pop(opened.slot, None)
-        elif not self._taken:
-            name = self._context.memory.name
-            raise PluginError(f"memory manager {name} has no free slot, and none is in use; load the model again")
-        return opened
-
-    def _free(self, slot: int) -> None:
-        """Free a slot; where its manager fails in that, it is asked again before the next one is opened."""
-        self._taken.discard(slot)
-        self._unfreed.add(slot)
-        guarded(self._end_slot, slot)
-
-    def _end_slot(self, slot: int) -> None:
-        with suppress(LostDeviceError):  # it is ended again when the device is back
-            self._context.end(slot)
-            self._unfreed.discard(slot)
-
     def _decoding(self, sequences: Sequence[RunningSequence], n_prompt: int) -> list[ScheduledInput]:
         """The last token of each sequence, and its draft if it has drafters, beside `n_prompt` tokens of prompts."""
-        choices: dict[RunningSequence, VerifiedNodes] = {}
-        room_of, drafted = self._context.memory.draft_room, [each for each in sequences if each.is_drafted]
+        drafted = [each for each in sequences if each.is_drafted]
         has_drafters = [] if drafted and self._drafting.rest(drafted) else drafted
-        rooms = [(each, guarded(room_of, each.slot, failed=partial(self._end, each))) for each in has_drafters]
-        # a pass over k drafted tokens stores k + 1 and may emit as many
-        if limits := [(each, min(each.speculation.n_max, n, each.n_left - 1)) for each, n in rooms if n is not None]:
-            asked, n_others = [each for each, _ in limits], n_prompt + len(sequences) - len(rooms)
-            found = guarded(self._drafting.propose, limits, n_others, failed=partial(self._end_all, asked))
-            choices = dict(zip(asked, found or (), strict=False))  # without drafts they have all ended
-        may_chain = self._context.chain_rows and not (n_prompt or self._waiting or self._evaluating)
+        limits: list[tuple[RunningSequence, int]] = []  # in every step so: list[RunningSequence]() takes forty times as long
+        for each in has_drafters:
+            try:  # a pass over k drafted tokens stores k + 1 and may emit as many
+                room = self._context.memory.draft_room(each.slot)
+                limits.append((each, min(each.speculation.n_max, room, each.n_left - 1)))
+            except BaseException as error:  # noqa: BLE001 - of this sequence alone
+                self._end(each, error)
+        choices: dict[RunningSequence, VerifiedNodes] = {}
+        if limits:
+            asked, n_others = [each for each, _ in limits], n_prompt + len(sequences) - len(has_drafters)
+            try:
+                choices = dict(zip(asked, self._drafting.propose(limits, n_others), strict=True))
+            except BaseException as error:  # noqa: BLE001 - of these sequences
+                self._end_all(asked, error)
+        may_chain = self._context.chain_rows and not (n_prompt or self._waiting or self.slots.evaluating)
         n_more = n_chained(self._context, self._drafting, self._running, self._pass_s) - 1 if may_chain else 0
-        scheduled: list[ScheduledInput] = []  # in every step of a round so: list[ScheduledInput]() takes forty times as long
+        scheduled: list[ScheduledInput] = []
         for each in sequences:
             if (choice := choices.get(each)) is None and each in has_drafters:  # it has ended
                 continue
             n_rows, n_top, draft = (
                 (1, 0, None) if choice is None else (1 + len(choice.nodes), choice.proposals.n_top, choice.draft)
             )
-            given = each.slot, each.history[-1:], n_rows, draft, n_more
-            if (slot_input := guarded(self._context.prepare, *given, failed=partial(self._end, each))) is not None:
+            try:
+                slot_input = self._context.prepare(each.slot, each.history[-1:], n_rows, draft, n_more)
                 scheduled.append(ScheduledInput(each, slot_input, n_rows, choice, n_top))
+            except BaseException as error:  # noqa: BLE001 - of this sequence alone
+                self._end(each, error)
         return scheduled
 
     def _chunks(self, sequences: Sequence[RunningSequence], n_chunk: int) -> list[ScheduledInput]:
@@ -348,11 +341,18 @@ class Loop:
             sequence.counter.prefilled()
         return Outcome(path, n_emitted, is_stopped, top)
 
-    def _feed(self, scheduled: ScheduledInput, outcome: Outcome, features: Mapping[str, np.ndarray], first: int) -> None:
-        """Give a request's drafters and caller the features of the kept tokens; its input begins at `first` in the pass."""
-        given = scheduled.kept(outcome, features, first)
-        self._drafting.feed(scheduled.sequence, *given)
-        scheduled.sequence.tell_hidden_states(*given)
+    def _feed(self, record: RoundRecord, features: Mapping[str, np.ndarray]) -> None:
+        """Give drafters and callers the features of the kept tokens."""
+        n_tokens = [each.slot_input.n_tokens for each in record.scheduled]
+        firsts = dict(zip([each.sequence for each in record.scheduled], accumulate(n_tokens, initial=0), strict=False))
+        for each, outcome in record.outcomes:
+            sequence = each.sequence
+            try:
+                kept = each.kept(outcome, features, firsts[sequence])
+                self._drafting.feed(sequence, *kept)
+                sequence.tell_hidden_states(*kept)
+            except BaseException as error:  # noqa: BLE001 - of this sequence alone
+                self._end(sequence, error)
 
     def _reopen(self, sequence: RunningSequence, change: Callable[[], int]) -> None:
         """Change a sequence's text or slot. The text is processed like a prompt, except for its beginning, which stays."""
@@ -370,9 +370,10 @@ class Loop:
         Where a device of the model was lost it stays, for `_regained`.
         """
         if isinstance(error, LostDeviceError) and self._context.is_lost:
+            self._lost_at = self._lost_at or monotonic()
             return
         if sequence.slot >= 0:
-            self._free(sequence.slot)
+            self.slots.free(sequence.slot)
             guarded(self._remember, sequence)
             guarded(self._drafting.end, sequence)
         summary = guarded(self._summary, sequence)
@@ -387,7 +388,7 @@ class Loop:
     def _remember(self, sequence: RunningSequence) -> None:
         sequence.counter.n_restores, sequence.counter.n_replayed = self._context.restored(sequence.slot)
         if sequence.request.cache_prompt:
-            self._ended[sequence.slot] = SavedSlot.of(sequence)
+            self.slots.ended[sequence.slot] = SavedSlot.of(sequence)
 
     def _summary(self, sequence: RunningSequence) -> Summary:
         """A sequence's figures, of which observers and the log are told."""

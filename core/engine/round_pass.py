@@ -1,10 +1,8 @@
-"""A round's record, and its one pass: begun, waited for while drafters draft ahead, and timed."""
+"""A round's records: what is scheduled, and its one pass or chain of passes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,10 +13,9 @@ from augury.batch import SlotInput
 from augury.engine.context import EngineContext
 from augury.engine.sequence import RunningSequence
 from augury.passes import Pass, WrappedPass
-from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Outcome, VerifiedNodes
-from augury.types import NO_DRAFT, read_only, tokens_array
+from augury.types import NO_DRAFT
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -91,47 +88,6 @@ class RoundPass(NamedTuple):
     features: Mapping[str, np.ndarray]  # that drafters and callers are given
     seconds: float
     late_s: float  # how much longer than that drafting ahead took
-
-    @classmethod
-    def compute(cls, context: EngineContext, drafting: Drafting, record: RoundRecord, n_vocab: int) -> RoundPass:
-        """Compute all that is scheduled; tokens from `n_vocab` on cannot be chosen."""
-        scheduled = record.scheduled
-        told = [name for each in scheduled for name in each.sequence.request.hidden_states]
-        drafters = drafting.features([each.sequence for each in scheduled]) if drafting.wants_features else ()
-        wanted = tuple(sorted({*drafters, *told})) if told else drafters
-        start = perf_counter()
-        feeds = [each.slot_input for each in scheduled]
-        forward = partial(context.forward, feeds, wanted)
-        passed = forward() if context.thread is None else BegunPass(context.thread, forward)
-        forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
-        choices = [each.choice for each in scheduled if each.choice is not None] if context.is_asynchronous else []
-        context.is_busy = True
-        try:
-            if choices:
-                n_others = sum([len(each.slot_input.tokens) for each in scheduled if each.choice is None])
-                ahead_s = drafting.draft_ahead(choices, n_others, forward_s)
-        finally:  # nothing may happen to the model before the pass is over
-            context.is_busy, device_s = False, passed.wait()
-        seconds = forward_s if device_s is None else device_s  # None: it was over when forward returned
-        if ahead_s:
-            late_s = min(max(forward_s + ahead_s - seconds, 0.0), ahead_s)
-            settle_ahead(choices, late_s / ahead_s)
-        whole, top, argmax, best = passed, None, list[int](), list[int]()
-        if n_vocab < context.info.n_vocab:
-            passed = whole.first(n_vocab)
-        if n_top := max([each.n_top for each in scheduled]):
-            ids, logits = passed.top_k(tokens_array(range(sum([each.n_rows for each in scheduled]))), n_top)
-            top = read_only(ids), read_only(logits)
-        wants_argmax = any([each.n_rows > 0 and each.sequence.is_plain_argmax for each in scheduled])  # noqa: C419 - a generator takes longer
-        if wants_argmax or feeds[0].n_more:  # where drafters want more of each row, it is not read twice
-            if top is None:
-                best = whole.argmax().tolist()  # which is at hand, and rarely padding
-                argmax = best if all([0 <= token < n_vocab for token in best]) else passed.argmax().tolist()  # noqa: C419
-            else:
-                firsts = zip(top[0][:, 0].tolist(), top[1][:, 0].tolist(), strict=True)
-                argmax = [token if isfinite(logit) else -1 for token, logit in firsts]
-        features = {name: passed.features(name).copy() for name in wanted} if wanted else {}
-        return cls(passed, argmax, best, top, features, seconds, late_s)
 
 
 _LONGEST = 4  # passes: a quarter of the wait for each

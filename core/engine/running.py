@@ -110,7 +110,7 @@ class Stream:
     @property
     def has_token(self) -> bool:
         """Whether a token can be read without waiting; those of one round come together."""
-        return bool(self._channel.unread)
+        return self._channel.has_token
 
     def close(self) -> None:
         """Cancel the request unless it has ended."""

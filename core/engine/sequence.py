@@ -57,7 +57,7 @@ class RunningSequence(DraftedSequence):
         self.prompt = request.prompt  # or the rest of a text that was cut, to be processed before the next token
         self.is_prefilling = True
         self.is_full = False  # its context is, and it goes on all the same
-        self.pieces: list[Token] = []
+        self.pieces: list[Token] = channel.tokens
         self._logprobs: list[float | None] = []  # of these, for a receipt
         self.finish_reason: str | None = None
         self.error: Exception | None = None
@@ -242,8 +242,9 @@ class RunningSequence(DraftedSequence):
                 raise AuguryError(f"log-probabilities are lost: {error}; ask again") from error
             self._logprobs += [piece.logprob for piece in told if has_receipt]
             pieces = pieces if n_top is None else told
-        self.pieces += pieces
-        self.channel.deliver(pieces)
+        self.pieces += pieces  # the channel's
+        if self.channel.readers:
+            self.channel.wake_readers()
         return len(pieces)
 
     def _append(self, token: int) -> str:

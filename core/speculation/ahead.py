@@ -12,9 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from augury.interfaces import Ask
 from augury.speculation.drafter_guard import draft_for_all
-from augury.speculation.drafts import AheadDraft, RequestDrafter, VerifiedNodes
+from augury.speculation.drafts import VerifiedNodes
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import AheadDraft, RequestDrafter
 from augury.types import Draft
 
 
@@ -27,7 +29,11 @@ def draft_ahead(planner: DraftPlanner, choices: Sequence[VerifiedNodes], n_other
     able = [(choice, drafter, choice.path()) for choice in choices if (drafter := _able(choice)) is not None]
     lengths = planner.n_ahead(choices, able, n_others, begun_s) if able else ()
     asks = [
-        (choice.proposals, drafter, drafter.guard.ask(1 + n, guess=choice.proposals.tree.part(path).tokens))
+        (
+            choice.proposals,
+            drafter,
+            Ask(drafter.guard.drafter, drafter.guard.history, 1 + n, choice.proposals.tree.part(path).tokens),
+        )
         for (choice, drafter, path), n in zip(able, lengths, strict=True)
         if n
     ]

@@ -10,20 +10,11 @@ from typing import Self
 import numpy as np
 from attrs import frozen
 
-from augury.speculation.constants import KEEP_ALL, STEPS, TYPICAL, kernels
-from augury.types import Draft
+from augury.speculation.constants import CONFIDENCE, EDGES, EVIDENCE, KEEP_ALL, RUNS, STEPS, TYPICAL, kernels
 
 # Prior chances of tokens: docs/benchmarks.md, "What buckets are worth", says how they were measured
-_RUNS = (0, 1, 2, 3, 5, 9, 17, 33)  # first run of each bucket
 _RUN_CHANCES = (0.78, 0.78, 0.85, 0.84, 0.94, 0.96, 0.98, 0.99)
-_LAST_RUN = _RUNS[-1]
-_RUN_BUCKETS = tuple(sum(run >= first for first in _RUNS) for run in range(_LAST_RUN + 1))  # by run
-
-_EDGES = np.array((0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98), np.float32)  # of confidences
 _CONFIDENCE_CHANCES = (0.01, 0.035, 0.07, 0.23, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.965, 0.99)
-
-_CONFIDENCE = 1 + len(_RUNS)  # the first bucket of a confidence
-_EVIDENCE = _CONFIDENCE + len(_CONFIDENCE_CHANCES)  # the first bucket that the drafter itself gave
 
 _KINDS = ("alone", "agreed", "contested")  # in the order of the kernels' ALONE, AGREED and CONTESTED
 _RATIOS = (  # by kind and step, of right tokens to expected ones before any was seen; docs/benchmarks.md says how measured
@@ -61,13 +52,15 @@ class Chances:
     Attributes:
         prior: (b,) float64, the chances of the buckets before any trial.
         table: (3, b) float64: of each bucket the trials, the right ones, and the chance. Old trials count less.
+        values: (b,) float64, the last of these rows.
+        has_runs: Whether a token without evidence or confidence is judged by its run.
         above: Those of all requests, of one request's; None of these.
         learning: How many trials the prior counts as, and the share of a request's own trials that is kept with each new one.
     """
 
     def __init__(self, evidence: Sequence[float] = (), *, is_costly: bool = False, is_certain: bool = False) -> None:
         """Start from prior chances, of the drafter's own buckets by its `evidence`; see `DrafterTraits.evidence_chances`."""
-        self._has_runs = not (is_costly or is_certain)
+        self.has_runs = not (is_costly or is_certain)
         self.learning = _MODEL if is_costly or len(evidence) else _LOOKUP
         self.above: Chances | None = None
         self._begin(np.array([1.0 if is_certain else _MODEL_CHANCE, *_RUN_CHANCES, *_CONFIDENCE_CHANCES, *evidence]))
@@ -76,56 +69,39 @@ class Chances:
         """For a new request of the same drafter."""
         made = copy(self)
         made.above = self
-        made._begin(self._values)  # noqa: SLF001 - of this class
+        made._begin(self.values)  # noqa: SLF001 - of this class
         return made
 
     def _begin(self, prior: np.ndarray) -> None:
         """Start from prior chances, which are read where they change."""
         self.prior, self.table = prior, np.stack([np.zeros(len(prior)), np.zeros(len(prior)), prior])
-        self._values = self.table[2]
+        self.values = self.table[2]
 
     @property
     def typical(self) -> float:
         """The chance of any token, in any bucket."""
-        return float(self._values[TYPICAL])
+        return float(self.values[TYPICAL])
 
     @property
     def surest(self) -> float:
         """The chance of a token of which the drafter is as confident as can be."""
-        return float(self._values[_EVIDENCE - 1])
+        return float(self.values[EVIDENCE - 1])
 
     @property
     def n_evidence(self) -> int:
         """How many buckets are the drafter's own."""
-        return len(self.prior) - _EVIDENCE
+        return len(self.prior) - EVIDENCE
 
     def bucket(self, bucket: int) -> Bucket:
         """One of the `buckets`, in words."""
-        if bucket >= _EVIDENCE:
-            name = f"evidence {bucket - _EVIDENCE}"
-        elif bucket >= _CONFIDENCE:
-            least, most = (0.0, *_EDGES.tolist(), 1.0)[bucket - _CONFIDENCE :][:2]
+        if bucket >= EVIDENCE:
+            name = f"evidence {bucket - EVIDENCE}"
+        elif bucket >= CONFIDENCE:
+            least, most = (0.0, *EDGES, 1.0)[bucket - CONFIDENCE :][:2]
             name = f"confidence {least:g} to {most:g}"
         else:
-            name = "any" if bucket == TYPICAL else f"run from {_RUNS[bucket - 1]}"
+            name = "any" if bucket == TYPICAL else f"run from {RUNS[bucket - 1]}"
         return Bucket(name, float(self.prior[bucket]))
-
-    def buckets(self, draft: Draft, run: int) -> np.ndarray:
-        """The bucket of each token of a draft (k,) int64, made after `run` right ones."""
-        if draft.evidence is not None:
-            return np.add(draft.evidence, _EVIDENCE, dtype=np.int64)
-        if draft.confidence is not None:
-            return np.searchsorted(_EDGES, draft.confidence, side="right") + _CONFIDENCE
-        if not self._has_runs:
-            return np.full(len(draft), TYPICAL)
-        runs: list[int] = []
-        for parent in draft.above.tolist():
-            runs.append(run if parent < 0 else runs[parent] + 1)
-        return np.array([_RUN_BUCKETS[min(each, _LAST_RUN)] for each in runs], np.int64)
-
-    def of(self, buckets: np.ndarray) -> np.ndarray:
-        """The chances of these buckets."""
-        return self._values[buckets]
 
     def see(self, bucket: int, *, is_right: bool) -> None:
         """A token of this bucket was right or wrong."""

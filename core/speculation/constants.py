@@ -73,5 +73,12 @@ CHANCE, REACH = range(2)
 
 TYPICAL = 0
 """The bucket of all tokens together; among siblings only the first one's."""
+RUNS = (0, 1, 2, 3, 5, 9, 17, 33)
+"""The first run of right tokens of each bucket for runs; these come after `TYPICAL`."""
+CONFIDENCE = 1 + len(RUNS)
+"""The first bucket for confidences, up to and between these `EDGES`."""
+EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+EVIDENCE = CONFIDENCE + len(EDGES) + 1
+"""The first bucket that the drafter itself gives."""
 STEPS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of chances, in which agreement is learnt apart
 KEEP_ALL = 0.998  # of the trials of all requests with each new one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 from attrs import define, field, frozen
@@ -56,34 +57,31 @@ class PassCosts:
         self._common = [1.0, 1.0]  # factors of all figures of passes without drafts, and with them
         self._n_unseen = [0, 0]  # passes since one without drafts was seen, and one with them
         self._depth: float | None = None  # that the curves were last asked for at
-        self._figures = np.empty((2, len(sizes)))
-        self._curves: tuple[list[float], list[float]] = [], []
+        self._curves = np.empty((2, len(sizes)))
 
     def seconds(self, n: int, depth: float) -> float:
         """The seconds of a pass of n tokens, each after `depth` others on average."""
-        return self.curves(n, depth)[0][n]
+        return float(self.curves(n, depth)[0, n])
 
-    def curves(self, n: int, depth: float) -> tuple[list[float], list[float]]:
-        """`seconds` of passes of 0 to n tokens, or of more, and the same as far as they may turn out to be; not to be changed.
+    def curves(self, n: int, depth: float) -> np.ndarray:
+        """`seconds` of passes of 0 to n tokens, or of more, and as far as they may turn out to be (2, >n); not to be changed.
 
         Sizes that were seen little are worth a try. Otherwise a figure that is too high would never be corrected, because such
         passes would not be made.
         """
         if self._depth != depth:  # asked several times in a round, at one depth
             self._depth = depth
-            kernels.find_curves(self._table, *self._common, depth, self._figures)
-            known, hoped = self._figures.tolist()
-            self._curves = known, hoped
+            kernels.find_curves(self._table, *self._common, depth, self._curves)
         if n < self._n:
             return self._curves
-        more = [self._curves[0][-1] * i / (self._n - 1) for i in range(self._n, n + 1)]
-        return self._curves[0] + more, self._curves[1] + more
+        more = self._curves[0, -1] * np.arange(self._n, n + 1) / (self._n - 1)
+        return np.concatenate([self._curves, [more, more]], axis=1)
 
     def observe(self, n: int, depth: float, seconds: float) -> None:
         """A pass of n tokens took so long."""
         if not 0 < n < self._n:
             return
-        ratio = min(max(seconds / self.curves(n, depth)[0][n], 1 / CONSTANTS.outlier), CONSTANTS.outlier)
+        ratio = min(max(seconds / float(self.curves(n, depth)[0, n]), 1 / CONSTANTS.outlier), CONSTANTS.outlier)
         own, other = (0, 1) if n == 1 else (1, 0)  # drafting or not is the greatest difference
         self._n_unseen[own], self._n_unseen[other] = 0, self._n_unseen[other] + 1
         self._common[own] *= ratio**CONSTANTS.learn_all
@@ -92,6 +90,30 @@ class PassCosts:
         )
         kernels.learn_pass(self._table, n, ratio)
         self._depth = None
+
+
+class PassCurve(NamedTuple):
+    """Passes of a round: with n tokens drafted they take `known[n]` seconds, or as little as `hoped[n]`."""
+
+    known: Sequence[float] | np.ndarray
+    hoped: Sequence[float] | np.ndarray
+
+    def extra_s(self, n: int, before: int = 0) -> float:
+        """Seconds that n drafted tokens add to a pass with so many before them."""
+        return float(self.known[before + n] - self.known[before])
+
+
+class OthersPass(NamedTuple):
+    """A pass as one slot finds it: the tokens of the others."""
+
+    curve: PassCurve
+    n: int  # drafted tokens
+    expected: float  # tokens
+    draft_s: float
+
+    def rate(self, expected: float, n: int, draft_s: float) -> float:
+        """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""
+        return (self.expected + expected) / (self.curve.hoped[self.n + n] + self.draft_s + draft_s)
 
 
 @define
@@ -185,9 +207,9 @@ class LossBudget:
         """Drafting would have gained so much: that makes up for losses, up to the initial budget."""
         self.seconds = max(self.seconds, min(self.seconds + seconds, self.first))
 
-    def pass_time(self, seconds: float) -> None:
-        """So much time went by."""
-        self.seconds = min(self.seconds + self.share * seconds, self.most)
+    def pass_time(self, seconds: float, gained_s: float = 0.0) -> None:
+        """So much time went by, in which drafting gained or, below 0, lost so much."""
+        self.seconds = min(min(self.seconds + self.share * seconds, self.most) + gained_s, self.most)
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:

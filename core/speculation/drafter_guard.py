@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import numpy as np
@@ -18,7 +18,7 @@ from attrs import Factory, define
 
 from augury import guard
 from augury.errors import LostDeviceError, PluginError
-from augury.interfaces import Ask, Drafter, Pace, Session
+from augury.interfaces import Ask, Drafter, Session
 from augury.speculation.config import Speculation
 from augury.speculation.constants import kernels
 from augury.types import NO_DRAFT, Draft, DrafterStats, Token, Verdict, read_only
@@ -27,42 +27,31 @@ _BY_POSITION = ("offered_by_position", "accepted_by_position")
 
 
 class DraftingCounter:
-    """Counts the work of one request's drafters."""
+    """Counts the work of one request's drafters.
+
+    Attributes:
+        by_drafter: The figures of each, by their names in `DrafterStats`; whoever calls a drafter counts there.
+    """
 
     def __init__(self, drafters: Iterable[str]) -> None:
-        self._counts: dict[str, dict[str, Any]] = {  # by drafter, as `DrafterStats` has them
+        self.by_drafter: dict[str, dict[str, Any]] = {
             drafter: attrs.asdict(DrafterStats()) | {name: [] for name in _BY_POSITION} for drafter in drafters
         }
 
     def begun(self, drafter: str, seconds: float) -> None:
         """A drafter has worked on the text for so long."""
-        self._counts[drafter]["begin_s"] += seconds
-
-    def failed(self, drafter: str, error: str) -> None:
-        """A drafter failed, as `error` says, and is left out of the rest of the request."""
-        self._counts[drafter]["failed"] = error
-
-    def has_failed(self, drafter: str) -> bool:
-        """Whether a drafter did."""
-        return self._counts[drafter]["failed"] is not None
-
-    def drafted(self, drafter: str, n_proposed: int, seconds: float) -> None:
-        """A drafter was asked, proposed so many tokens, and took this request's share of `seconds`."""
-        counts = self._counts[drafter]
-        counts["calls"] += 1
-        counts["drafts"] += n_proposed > 0
-        counts["draft_s"] += seconds
+        self.by_drafter[drafter]["begin_s"] += seconds
 
     def drafted_ahead(self, drafter: str, n_tokens: int, late_s: float, hidden_s: float) -> None:
         """A drafter drafted so many tokens while a pass was computed, which hid it except for `late_s`."""
-        counts = self._counts[drafter]
+        counts = self.by_drafter[drafter]
         counts["ahead"] += n_tokens
         counts["draft_s"] += late_s
         counts["hidden_s"] += hidden_s
 
     def verified(self, drafter: str, n_offered: int, n_accepted: int, depth: int, *, is_ahead: bool = False) -> None:
         """So many tokens of a drafter's proposal, `depth` deep and perhaps made ahead, were verified and accepted."""
-        counts = self._counts[drafter]
+        counts = self.by_drafter[drafter]
         counts["used"] += 1
         counts["drafted"] += n_offered
         counts["accepted"] += n_accepted
@@ -74,15 +63,11 @@ class DraftingCounter:
             for position in range(n):
                 places[position] += 1
 
-    def took(self, drafter: str, seconds: float, of: Literal["draft_s", "accept_s"]) -> None:
-        """A drafter was asked for no draft, but took so long for teacher forcing, or to read the text."""
-        self._counts[drafter][of] += seconds
-
     def drafters(self) -> dict[str, DrafterStats]:
         """The figures so far, by drafter."""
         return {
             drafter: DrafterStats(**counts | {name: tuple(counts[name]) for name in _BY_POSITION})
-            for drafter, counts in self._counts.items()
+            for drafter, counts in self.by_drafter.items()
         }
 
 
@@ -155,6 +140,8 @@ class DrafterGuard:
     )
     history: np.ndarray = _NO_TOKENS
     """The request's text, (h,) int32, as far as the drafter was told of it; a copy of its own."""
+    counts: dict[str, Any] = Factory(lambda self: self.sequence.counter.by_drafter[self.name], takes_self=True)
+    """The request's figures of it, see `DraftingCounter`."""
     _has_begun: bool = False
     _is_told: bool = False  # of the request, by `feed` or `begin`
     _slow_calls: guard.SlowCalls = Factory(guard.SlowCalls)
@@ -216,10 +203,6 @@ class DrafterGuard:
         self.sequence.counter.begun(self.name, self.seconds)
         return self.seconds
 
-    def ask(self, limit: int, pace: Pace | None = None, guess: np.ndarray = _NO_TOKENS) -> Ask:
-        """The ask for a draft of at most `limit` tokens."""
-        return Ask(self.drafter, self.history, limit, guess, pace)
-
     def draft(self, ask: Ask) -> Draft:
         """Its draft for one slot, at most `ask.limit` tokens; none after a guess, which only `draft_together` takes."""
         if len(ask.guess):
@@ -239,7 +222,7 @@ class DrafterGuard:
     def teacher_forced(self, n: int) -> np.ndarray | None:
         """The tokens that it would have drafted for the last n, (n,) integers; None if it never knows."""
         tokens: np.ndarray | None = self._call("teacher_forced", self._teacher_forced, n)
-        self.sequence.counter.took(self.name, self.seconds, "draft_s")
+        self.counts["draft_s"] += self.seconds
         return tokens
 
     def _teacher_forced(self, n: int) -> np.ndarray | None:
@@ -257,14 +240,14 @@ class DrafterGuard:
             self._call("feed", self._tell)
         self._call("feed", self.drafter.feed, start, tokens, features)
         if self._has_begun:
-            self.sequence.counter.took(self.name, self.seconds, "accept_s")
+            self.counts["accept_s"] += self.seconds
         else:  # its work on a prompt
             self._begun()
 
     def accept(self, verdict: Verdict) -> None:
         """Tell it a round's verdict."""
         self._call("accept", self.drafter.accept, self._show_history(), verdict)
-        self.sequence.counter.took(self.name, self.seconds, "accept_s")
+        self.counts["accept_s"] += self.seconds
 
     def end(self) -> None:
         """Tell it that the request is over, if it was told of its beginning."""
@@ -325,7 +308,7 @@ class DrafterGuard:
         """A method failed: the drafter is left out."""
         if not self.is_left_out:
             self.is_left_out = True
-            self.sequence.counter.failed(self.name, f"{method}: {guard.describe(error)}")
+            self.counts["failed"] = f"{method}: {guard.describe(error)}"
             self.on_failure(self.name, method, error, self.sequence.id)
 
 

@@ -18,19 +18,10 @@ from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.ahead import draft_ahead
 from augury.speculation.constants import CONSTANTS
 from augury.speculation.drafter_guard import DraftedSequence, DrafterGuard, draft_for_all, warn
-from augury.speculation.drafts import (
-    AheadDraft,
-    CostlyAsk,
-    DrafterProfile,
-    Outcome,
-    Proposal,
-    RequestDrafter,
-    RequestDrafters,
-    SlotProposals,
-    Trials,
-    VerifiedNodes,
-)
+from augury.speculation.drafts import CostlyAsk, Outcome, Proposal, SlotProposals, VerifiedNodes
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import AheadDraft, DrafterProfile, RequestDrafter, RequestDrafters
+from augury.speculation.trials import Trials
 from augury.speculation.verification import Synthetic
 from augury.types import Draft, Verdict, read_only
 
@@ -118,7 +109,7 @@ class Drafting:
             n_buckets = profile.chances.n_evidence
             guard = DrafterGuard(drafter, member.name, sequence, self._n_vocab, n_buckets, self.on_failure)
             drafters.every.append(RequestDrafter(profile, guard))
-            guard.is_left_out = sequence.counter.has_failed(member.name)  # before the text was cut
+            guard.is_left_out = guard.counts["failed"] is not None  # before the text was cut
             if not guard.is_left_out:
                 n_reused = min(n_reused, guard.n_held(n_reused)) if n_reused else 0
         sequence.is_drafted = bool(drafters.every)
@@ -187,7 +178,10 @@ class Drafting:
             drafters, n_context = self._drafters[sequence.slot], len(sequence.history)
             if drafters.n_rested:
                 self._own_s -= drafters.wake(self.plain_s or 0.0)
-            slots.append(SlotProposals(sequence, drafters, limit, n_context, drafters.n_min, drafters.may_branch, agreement))
+            slot = SlotProposals(sequence, drafters, limit, n_context, drafters.n_min, drafters.may_branch, agreement)
+            if self._planner is None:
+                slot.n_top = max([drafter.profile.n_top for drafter in drafters.members], default=0)
+            slots.append(slot)
         asking = [slot for slot in slots if slot.limit > 0]
         if self._planner is None:
             choices = self._first(asking)
@@ -202,7 +196,7 @@ class Drafting:
         members = [slot.drafters.members for slot in slots]
         for place in range(max(map(len, members), default=0)):
             turn = [
-                (slot, mine[place], mine[place].guard.ask(slot.limit))
+                (slot, mine[place], Ask(mine[place].guard.drafter, mine[place].guard.history, slot.limit))
                 for slot, mine in zip(slots, members, strict=True)
                 if slot not in choices and place < len(mine)
             ]
@@ -233,15 +227,15 @@ class Drafting:
         for slot in slots:
             if slot.drafters.ahead is not None:
                 self._take_ahead(planner, slot, slot.drafters.ahead)
-            for drafter in planner.asked(slot.drafters.members):
+            for drafter in planner.asked([each for each in slot.drafters.every if not each.guard.is_left_out]):
                 pace = Pace(slot.limit) if drafter.profile.is_paced else None
-                cheap.append((slot, drafter, drafter.guard.ask(slot.limit, pace)))
+                cheap.append((slot, drafter, Ask(drafter.guard.drafter, drafter.guard.history, slot.limit, pace=pace)))
         for slot, drafter, draft in self._ask(cheap):
             slot.add(drafter, draft)
         if restricted := [slot for slot in slots if slot.sequence.is_constrained]:
             self._forbid(restricted)
         probed: dict[SlotProposals, RequestDrafter] = {}
-        if planner.has_costly and (asks := planner.asks(slots, n_others)):
+        if any([each.is_costly for each in planner.profiles]) and (asks := planner.asks(slots, n_others)):  # noqa: C419 - a generator takes longer
             probed = {ask.slot: ask.drafter for ask in asks if ask.is_probe}
             for ask in asks:
                 if not ask.k:
@@ -250,7 +244,7 @@ class Drafting:
             for slot, drafter, draft in self._ask(waited_for):
                 slot.add(drafter, draft)
             self._forbid(restricted)
-        if not [slot for slot in slots if len(slot.tree)]:
+        if not [slot for slot in slots if slot.tree.n]:
             return {slot: VerifiedNodes(slot, probed=probed[slot]) for slot in probed}
         if [slot for slot in slots if len(slot.by_drafter) > 1]:
             self._extend(planner, slots, n_others)
@@ -264,7 +258,8 @@ class Drafting:
     def _costly_ask(ask: CostlyAsk) -> Ask:
         """The planner's ask. Where chance accepts drafts, a drafter's own probabilities must not end them."""
         pace = ask.pace if ask.slot.sequence.speculation.rule.judges_by_text else None
-        return ask.drafter.guard.ask(ask.slot.limit if pace else ask.k, pace)
+        guard = ask.drafter.guard
+        return Ask(guard.drafter, guard.history, ask.slot.limit if pace else ask.k, pace=pace)
 
     def _extend(self, planner: DraftPlanner, slots: Sequence[SlotProposals], n_others: int) -> None:
         """Ask lookups for the tokens after the likeliest path, if others proposed its end and that promises to pay."""
@@ -275,15 +270,16 @@ class Drafting:
                 paths[slot, drafter] = path
                 limit = slot.limit - len(path)
                 pace = Pace(limit) if drafter.profile.is_paced else None
-                asks.append((slot, drafter, drafter.guard.ask(limit, pace, slot.tree.part(path).tokens)))
+                ask = Ask(drafter.guard.drafter, drafter.guard.history, limit, slot.tree.part(path).tokens, pace)
+                asks.append((slot, drafter, ask))
         if asks:
             for slot, drafter, draft in self._ask(asks):
-                slot.extend(drafter, draft, paths[slot, drafter][-1])
+                slot.add(drafter, draft, paths[slot, drafter][-1])
             self._forbid([slot for slot, _ in paths if slot.sequence.is_constrained])
 
     def _forbid(self, slots: Sequence[SlotProposals]) -> None:
         for slot in slots:
-            if len(slot.tree) and (possible := slot.sequence.possible(slot.tree.tokens, slot.tree.parents)) is not None:
+            if slot.tree.n and (possible := slot.sequence.possible(slot.tree.tokens, slot.tree.parents)) is not None:
                 slot.forbid(possible)
 
     def _teacher_force(self, planner: DraftPlanner, slot: SlotProposals, drafter: RequestDrafter) -> None:
@@ -310,7 +306,9 @@ class Drafting:
             guard, draft = drafter.guard, drafts[drafter.guard]
             n, seconds = len(draft.tokens), guard.seconds
             self._own_s -= seconds
-            slot.sequence.counter.drafted(guard.name, n, seconds)
+            counts = guard.counts
+            counts["calls"], counts["draft_s"] = counts["calls"] + 1, counts["draft_s"] + seconds
+            counts["drafts"] += n > 0
             if not guard.is_left_out:
                 if self._planner is not None:
                     self._planner.observe_draft(drafter, draft.depth if drafter.profile.is_costly else n, seconds)
@@ -324,7 +322,8 @@ class Drafting:
             return
         planner.observe_proposal(ahead.drafter)
         if len(draft := ahead.draft.cut(slot.limit)):
-            slot.sequence.counter.drafted(ahead.drafter.profile.name, len(draft), 0.0)
+            counts = ahead.drafter.guard.counts
+            counts["calls"], counts["drafts"] = counts["calls"] + 1, counts["drafts"] + 1
             slot.add(ahead.drafter, draft, is_ahead=True)
 
     # During it, where the target computes on a device of its own
@@ -343,7 +342,7 @@ class Drafting:
         if proposals.agreement is not None and proposals.by_drafter and rule.judges_by_text:
             if self.on_trials is not None:
                 guarded(self.on_trials, Trials(proposals, emitted))
-            if len(proposals.by_drafter) > 1 and len(proposals.tree):
+            if len(proposals.by_drafter) > 1 and proposals.tree.n:
                 proposals.tree.teach(proposals.agreement, emitted)
         proposals.counts = choice.counts(outcome.path) if choice.nodes else []
         counts = dict(zip(proposals.tree.drafters, proposals.counts, strict=False))
@@ -354,7 +353,8 @@ class Drafting:
             if proposal is not None and (n_proposed := len(proposal.nodes)) and drafter in counts:
                 n_offered, n_accepted, depth, *_ = counts[drafter]
                 if n_accepted:
-                    path = proposal.places([choice.nodes[i] for i in outcome.path])
+                    own = proposal.nodes.tolist()
+                    path = [own.index(node) for node in [choice.nodes[i] for i in outcome.path] if node in own]
                 if n_offered:
                     sequence.counter.verified(guard.name, n_offered, n_accepted, depth, is_ahead=proposal.is_ahead)
             if guard.is_left_out:
@@ -363,7 +363,7 @@ class Drafting:
                 truth = emitted
                 if proposal is not None and isinstance(rule, Synthetic):
                     truth = rule.truth(proposal.draft, emitted, sequence.chance)
-                drafter.score(proposals, truth)
+                proposals.score(drafter, truth)
             n_offered = n_accepted if outcome.is_stopped else n_offered  # the tokens after its end were not rejected
             top: tuple[np.ndarray, ...] = ()
             if (n_top := drafter.profile.n_top) and outcome.top is not None:
@@ -382,6 +382,5 @@ class Drafting:
             for choice, _ in rounds:
                 n_context += choice.proposals.n_context
                 n_asked += bool(choice.proposals.by_drafter)
-            self._planner.observe_round(rounds, n_context / len(rounds), n_others, pass_s)
-            if n_asked:
-                self._planner.observe_overhead(self._own_s / n_asked)
+            overhead_s = self._own_s / n_asked if n_asked else None
+            self._planner.observe_round(rounds, n_context / len(rounds), n_others, pass_s, overhead_s)

@@ -1,169 +1,208 @@
-"""The records of drafting: drafters' profiles, and one slot's round: proposals, the nodes of them that pay, and the outcome."""
+"""One slot's round: the proposals of its drafters as one tree, the nodes of it that pay, and the outcome.
+
+Equal prefixes of proposals merge::
+
+    suffix   a b c          tree   a ┬ b ─ c      a: suffix and recycle
+    recycle  a d            │      │ └ d          b, c: suffix
+             e                     e              d, e: recycle
+
+A node's chance, that it is right where its parent is, is the highest that one of its drafters has for it. Only one of the nodes
+after one parent can be right: where their chances sum to more than 1, the likeliest keeps its own, and the others share the
+rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define
 
-from augury.errors import PluginError
-from augury.interfaces import Drafter, DrafterTraits, Pace
-from augury.speculation.chances import Agreement, Bucket, Chances
-from augury.speculation.constants import CONSTANTS, TYPICAL, kernels
-from augury.speculation.costs import DraftCost, LossBudget
-from augury.speculation.drafter_guard import DraftedSequence, DrafterGuard
-from augury.speculation.joint_tree import JointTree
-from augury.types import NO_DRAFT, Draft, Verdict
+from augury.interfaces import Pace
+from augury.speculation.chances import Agreement
+from augury.speculation.constants import CHANCE, FIRST, IS_DRAWN, PARENT, PROPOSERS, REACH, TOKEN, TYPICAL, kernels
+from augury.speculation.costs import PassCurve
+from augury.speculation.drafter_guard import DraftedSequence
+from augury.speculation.profiles import RequestDrafter, RequestDrafters
+from augury.types import NO_DRAFT, Draft
+
+Proposer = TypeVar("Proposer")
 
 
-@define(eq=False)
-class DrafterProfile:
-    """An engine's knowledge of one of its drafters, from all slots and requests."""
+_ROOM = 64  # nodes: of most rounds
 
-    name: str
-    is_costly: bool = False  # its length is settled before it is asked, because drafting takes time, as declared or measured
-    is_certain: bool = False
-    is_paced: bool = False
-    n_top: int = 0
-    is_declared_costly: bool = field(default=Factory(lambda self: self.is_costly, takes_self=True), init=False)
-    features: tuple[str, ...] = ()
-    chances: Chances = Factory(lambda self: Chances(is_costly=self.is_costly, is_certain=self.is_certain), takes_self=True)
-    cost: DraftCost = Factory(DraftCost)
-    budget: LossBudget = Factory(lambda: LossBudget(0.0, 0.0, 0.0))  # of a costly one, in all requests together
-    can_be_teacher_forced: bool = True  # as far as is known
-    n_waited: int = 0  # rounds since it was asked, where it is costly
-    interval: int = CONSTANTS.probe_first  # rounds between tries
-    gain: float = 0.25  # tokens that it alone gave by ask, in all requests
 
-    @property
-    def is_lookup(self) -> bool:
-        """Whether it is asked for next to nothing, and what it proposes has to prove itself."""
-        return not (self.is_costly or self.is_certain)
+class JointTree(Generic[Proposer]):
+    """A tree of drafted tokens, each with its drafters, 63 at most. A node comes after its parent.
+
+    Attributes:
+        n: How many nodes it has.
+        nodes: (5, room) int64, the rows that `augury.speculation.constants` names.
+        chances_and_reach: (2, room) float64, likewise.
+        drafters: Those that propose something, each with the bit of its place.
+        drawn: For the nodes that a drafter drew, each one's distribution, (V,) float32, in the order of the drafters; at most
+            one for each parent. They have to be verified with any chance: `verification.reject` would be biased against omitted
+            ones.
+
+    Example:
+        >>> from augury.types import Draft
+        >>> tree = JointTree()
+        >>> tree.add("suffix", Draft([5, 6, 7]), [0.8, 0.9, 0.9]).tolist()
+        [0, 1, 2]
+        >>> tree.add("recycle", Draft([5, 8], [-1, 0]), [0.4, 0.2]).tolist()
+        [0, 3]
+        >>> tree.proposers
+        [['suffix', 'recycle'], ['suffix'], ['suffix'], ['recycle']]
+        >>> tree.reach().round(3).tolist()
+        [0.8, 0.72, 0.648, 0.08]
+        >>> tree.part([0, 3]).tokens.tolist()
+        [5, 8]
+    """
+
+    def __init__(self) -> None:
+        self.nodes = np.empty((5, _ROOM), np.int64)
+        self.drafters: list[Proposer] = []
+        self.drawn: dict[int, np.ndarray] = {}
+        self.chances_and_reach = np.empty((2, _ROOM))
+        self.n = 0
 
     @classmethod
-    def of(cls, drafter: Drafter) -> DrafterProfile:
-        """The profile of an unused drafter.
+    def alone(cls, proposer: Proposer, draft: Draft) -> JointTree[Proposer]:
+        """One draft as it is, token by token."""
+        tree, n = cls(), len(draft)
+        tree.drafters, tree.n = [proposer], n
+        tree.nodes = np.stack([draft.tokens, draft.above, *np.ones((2, n), np.int64), np.zeros(n, np.int64)])
+        tree.chances_and_reach = np.stack([np.zeros(n) if draft.confidence is None else draft.confidence.astype(float)] * 2)
+        return tree
 
-        Raises:
-            PluginError: It declares what cannot be.
+    def __len__(self) -> int:
+        return self.n
+
+    @property
+    def tokens(self) -> list[int]:
+        """By node."""
+        return self.nodes[TOKEN, : self.n].tolist()
+
+    @property
+    def parents(self) -> list[int]:
+        """By node, -1: the history."""
+        return self.nodes[PARENT, : self.n].tolist()
+
+    @property
+    def chances(self) -> np.ndarray:
+        """By node: that it is right where its parent is; 0 of one that is forbidden, or where nobody plans or is confident."""
+        return self.chances_and_reach[CHANCE, : self.n]
+
+    @property
+    def proposers(self) -> list[list[Proposer]]:
+        """By node."""
+        rows = self.nodes[FIRST : PROPOSERS + 1, : self.n].T.tolist()
+        return [[self.drafters[i] for bits in (first, every & ~first) for i in _places(bits)] for first, every in rows]
+
+    def is_proposed_by(self, proposer: Proposer, node: int) -> bool:
+        """Whether a drafter, which may have proposed nothing at all, proposed a node."""
+        return proposer in self.drafters and bool(self.nodes[PROPOSERS, node] >> self.drafters.index(proposer) & 1)
+
+    def add(self, proposer: Proposer, draft: Draft, chances: Sequence[float] | np.ndarray, after: int = -1) -> np.ndarray:
+        """Merge a proposal into it.
+
+        Args:
+            proposer: Whose.
+            draft: k tokens.
+            chances: (k,), that each is right where its parent is.
+            after: The node that the draft follows, -1: the history.
+
+        Returns:
+            The nodes (k,) int64 of its tokens.
         """
-        if not isinstance(traits := drafter.traits, DrafterTraits):
-            raise PluginError(f"drafter {drafter.name!r} has traits {traits!r}, expected DrafterTraits(...)")
-        if traits.features and getattr(drafter.feed, "__func__", None) is Drafter.feed:
-            wanted = f"drafter {drafter.name!r} has features {traits.features}, but no method feed that takes them"
-            raise PluginError(f"{wanted}; write feed(self, start, tokens, features), or leave features out")
-        is_costly, is_certain = traits.is_costly, traits.is_certain
-        chances = Chances(traits.evidence_chances, is_costly=is_costly, is_certain=is_certain)
-        cost = DraftCost(is_fixed=traits.drafts_at_once, per_trip=traits.trip_s)
-        return cls(drafter.name, is_costly, is_certain, traits.is_paced, traits.n_top, traits.features, chances, cost)
+        if proposer not in self.drafters:
+            self.drafters.append(proposer)
+        bit = 1 << self.drafters.index(proposer)
+        if (n_most := self.n + len(draft.tokens)) > self.nodes.shape[1]:
+            more = ((0, 0), (0, n_most))
+            self.nodes, self.chances_and_reach = np.pad(self.nodes, more), np.pad(self.chances_and_reach, more)
+        places = np.empty(len(draft.tokens), np.int64)
+        tree, own = (self.nodes, self.chances_and_reach, self.n), np.asarray(chances, float)
+        self.n = kernels.add(*tree, draft.tokens, draft.above, own, bit, after, places)
+        if (probabilities := draft.probabilities) is not None:
+            parents = self.nodes[PARENT]
+            for row, token, node in zip(probabilities, draft.tokens, places.tolist(), strict=True):
+                if row[token] > 0 and parents[node] not in parents[[*self.drawn]]:
+                    self.drawn[node], self.nodes[IS_DRAWN, node] = row, 1
+        return places
 
-    def schedule(self, *, is_right: bool) -> None:
-        """When to try it again, where it is costly: at once if it was right (catching up takes longest), else later."""
-        self.interval = 1 if is_right else min(max(2 * self.interval, CONSTANTS.probe_first), CONSTANTS.probe_last)
+    def forbid(self, nodes: Sequence[int]) -> None:
+        """No node but these, which are rising, can be right."""
+        self.chances[np.delete(np.arange(self.n), nodes)] = 0.0
 
-    def counted_s(self, seconds: float, expected_s: float) -> float:
-        """The seconds of a call that are held against a costly drafter: its first calls also compile and fill caches."""
-        if self.cost.is_warm:
-            return seconds
-        return min(seconds, 2 * expected_s if self.cost.is_known else max(self.budget.seconds, 0.0))
+    def reach(self, agreement: Agreement | None = None) -> np.ndarray:
+        """By node: the chance that it is accepted, which falls from a parent to its children; a view that is written over."""
+        table = _NOTHING if agreement is None else agreement.table
+        kernels.find_reach(self.nodes, self.chances_and_reach, self.n, table, agreement is not None)
+        return self.chances_and_reach[REACH, : self.n]
 
+    def tried(self, emitted: Sequence[int]) -> list[tuple[list[int], int]]:
+        """For each emitted token as far as all before it were proposed: the nodes in its place, and the right one or -1."""
+        tokens, parents, right = self.tokens, self.parents, -1
+        found = list[tuple[list[int], int]]()
+        for token in emitted:
+            nodes = [node for node in range(right + 1, self.n) if parents[node] == right]
+            right = next((node for node in nodes if tokens[node] == token), -1)
+            found.append((nodes, right))
+            if right < 0:
+                break
+        return found
 
-@define(eq=False)
-class RequestDrafter:
-    """A drafter of one request."""
+    def kinds(self) -> list[int]:
+        """By node: whether other drafters propose the same, or something else after its parent."""
+        own, parents = self.nodes[PROPOSERS, : self.n].tolist(), self.parents
+        return [
+            kernels.kind_of(each, kernels.proposers_after(self.nodes, self.n, at))
+            for each, at in zip(own, parents, strict=True)
+        ]
 
-    profile: DrafterProfile
-    guard: DrafterGuard
-    chances: Chances = Factory(lambda self: self.profile.chances.child(), takes_self=True)
-    run: int = 0  # tokens that it has had right in a row
-    n_missed: int = 0  # tokens emitted since it was asked
-    gain: float = Factory(lambda self: self.profile.gain, takes_self=True)  # tokens, by ask; old ones count less
-    n_right: int = 0  # tokens that it had right in the last round, used or not
-    spent_s: float = 0.0  # of drafting that was waited for, since the last round
+    def teach(self, agreement: Agreement, emitted: Sequence[int]) -> None:
+        """Let it learn from the emitted tokens."""
+        kernels.learn_agreement(self.nodes, self.chances_and_reach, self.n, np.array(emitted, np.int64), agreement.table)
 
-    @property
-    def can_extend(self) -> bool:
-        """Whether it may be asked for tokens after others', as far as is known without asking it."""
-        return self.profile.is_lookup and not self.guard.is_asked_alone
+    def best_path(self) -> list[int]:
+        """The nodes from the history on, each time to the child that was drawn, or else to the one of the highest `reach`."""
+        path = np.empty(self.n, np.int64)
+        return path[: kernels.find_best_path(self.nodes, self.chances_and_reach, self.n, path)].tolist()
 
-    def score(self, slot: SlotProposals, emitted: Sequence[int]) -> None:
-        """Learn from the tokens that a round emitted by its proposal, used or not. A forbidden token is no trial."""
-        self.n_missed += len(emitted)
-        self.n_right = 0
-        proposal = slot.by_drafter.get(self)
-        if proposal is None or not len(proposal.nodes):
-            self.run = 0  # its next find is another stretch
-            if proposal is not None and self.profile.is_costly:
-                self.chances.see(TYPICAL, is_right=False)  # it was paid for
-            return
-        self.run, self.n_right = slot.tree.score(proposal.nodes, proposal.buckets, self.chances, self.run, emitted)
+    def part(self, nodes: Sequence[int]) -> Draft:
+        """These nodes, rising, with the parents of each among them, as a draft; a chain where they do not branch."""
+        if not nodes:
+            return NO_DRAFT
+        draft = np.empty((2, len(nodes)), np.int32)
+        is_chain = kernels.take(self.nodes, np.array(nodes, np.int64), draft)
+        probabilities = None
+        if self.drawn:
+            certain = np.zeros_like(next(iter(self.drawn.values())))
+            probabilities = np.array([self.drawn.get(node, certain) for node in nodes]).reshape(len(nodes), len(certain))
+        return Draft(draft[0], None if is_chain else draft[1], probabilities)
 
-
-@define(eq=False)
-class RequestDrafters:
-    """The drafters of one request."""
-
-    every: list[RequestDrafter] = Factory(list)  # by priority
-    prefill: Iterator[None] = field(factory=lambda: iter(()))  # their remaining work on its prompt
-    budget: LossBudget = Factory(lambda: LossBudget(0.0, 0.0, 0.0))  # the joint loss budget of cheap drafters
-    n_replayed: int = 0  # accepted tokens that the next pass computes again
-    n_resting: int = 0  # rounds to come in which nobody is asked
-    n_rested: int = 0  # rounds, of a token each, that they were not told of yet
-    ahead: AheadDraft | None = None  # for the next round, if its guess turns out right
-    n_min: int = 1  # fewer tokens are not wanted
-    may_branch: bool = True  # otherwise one path alone can be verified
-
-    @property
-    def members(self) -> list[RequestDrafter]:
-        """The drafters that can still be asked, by priority."""
-        return [drafter for drafter in self.every if not drafter.guard.is_left_out]
-
-    def wake(self, plain_s: float) -> float:
-        """Tell them together of the rounds in which they rested, of `plain_s` each; returns the seconds that they took."""
-        n, self.n_rested, seconds = self.n_rested, 0, 0.0
-        self.budget.pass_time(n * plain_s)
-        for drafter in self.members:
-            drafter.n_missed += n
-            if drafter.profile.is_costly:
-                drafter.profile.budget.pass_time(n * plain_s)
-            drafter.n_right = drafter.run = 0  # the next find is another stretch
-            drafter.guard.accept(Verdict(0, 0, n, is_used=False))
-            seconds += drafter.guard.seconds
-        return seconds
+    def ancestry(self, nodes: Iterable[int]) -> list[int]:
+        """These nodes and all before them, rising."""
+        found, parents = set[int](), self.parents
+        for node in nodes:
+            while node >= 0 and node not in found:
+                found.add(node)
+                node = parents[node]  # noqa: PLW2901 - upwards
+        return sorted(found)
 
 
-@frozen(eq=False)
-class AheadDraft:
-    """A draft that was made during a pass, after a guess of the tokens that the pass adds to a text of `n_context`."""
-
-    drafter: RequestDrafter
-    n_context: int
-    guess: np.ndarray  # (g,) int32
-    draft: Draft
-    seconds: float
-
-    def follows(self, history: np.ndarray) -> bool:
-        """Whether the guess was right."""
-        return np.array_equal(history[self.n_context :], self.guess)
+_NOTHING = np.empty((3, 0))  # is learnt
 
 
-# One slot's round: named tuples where each round makes some, because these are made in a third of the time
-
-
-class CostlyAsk(NamedTuple):
-    """The drafts that a costly drafter is asked for."""
-
-    slot: SlotProposals
-    drafter: RequestDrafter
-    k: int = 0  # tokens one after another; 0: its drafts for the last tokens of the text, by teacher forcing
-    pace: Pace | None = None  # of one that ends drafts itself where they stop paying
-    is_probe: bool = False  # not because it promises more, but to see whether it does
+def _places(bits: int) -> list[int]:
+    return [i for i in range(bits.bit_length()) if bits >> i & 1]
 
 
 _NONE = np.empty(0, np.int64)
+_NO_EVIDENCE, _NO_CONFIDENCE = NO_DRAFT.tokens, np.empty(0, np.float32)
 
 
 class Proposal(NamedTuple):
@@ -178,11 +217,6 @@ class Proposal(NamedTuple):
         """The bucket of a node that it has."""
         return int(self.buckets[self.nodes == node][-1])
 
-    def places(self, nodes: Sequence[int]) -> list[int]:
-        """Which of its tokens some nodes of the tree are, as far as it has them."""
-        own = self.nodes.tolist()
-        return [own.index(node) for node in nodes if node in own]
-
 
 @define(eq=False)
 class SlotProposals:
@@ -195,7 +229,10 @@ class SlotProposals:
     n_min: int = 1  # fewer tokens are not wanted
     may_branch: bool = True  # otherwise one path alone can be verified
     agreement: Agreement | None = None  # None: nothing is learnt
+    n_top: int = 0  # so many of the most probable tokens its drafters want to have, of those that were asked
     by_drafter: dict[RequestDrafter, Proposal] = Factory(dict)  # of the drafters that were asked
+    # those of them that are asked for next to nothing, and whose proposals have to prove themselves
+    lookups: list[RequestDrafter] = Factory(list)
     tree: JointTree[RequestDrafter] = Factory(JointTree)
     counts: list[list[int]] = Factory(list)  # see `VerifiedNodes.counts`; known once the round is settled
     # the nodes of the tree that are verified with any chance: drawn tokens, each after its parent. They are in the order of
@@ -208,23 +245,24 @@ class SlotProposals:
         self.tree = JointTree.alone(drafter, draft)
         self.by_drafter[drafter] = Proposal(draft, np.arange(len(draft)))
 
-    def add(self, drafter: RequestDrafter, draft: Draft, *, is_ahead: bool = False) -> None:
-        """Merge a draft into the tree."""
-        if not len(draft.tokens):
-            self.by_drafter[drafter] = Proposal(draft, _NONE)
-            return
-        buckets = drafter.chances.buckets(draft, drafter.run)
-        nodes = self.tree.add(drafter, draft, drafter.chances.of(buckets))
-        self.by_drafter[drafter] = Proposal(draft, nodes, buckets, is_ahead)
-        self._reach = None
-
-    def extend(self, drafter: RequestDrafter, draft: Draft, node: int) -> None:
-        """Merge a further draft, after a node of the tree, of a drafter that has a proposal."""
-        before, buckets = self.by_drafter[drafter], drafter.chances.buckets(draft, 0)
-        nodes = self.tree.add(drafter, draft, drafter.chances.of(buckets), node)
-        both = np.concatenate([before.nodes, nodes]), np.concatenate([before.buckets, buckets])
-        self.by_drafter[drafter] = before._replace(nodes=both[0], buckets=both[1])
-        self._reach = None
+    def add(self, drafter: RequestDrafter, draft: Draft, after: int = -1, *, is_ahead: bool = False) -> None:
+        """Merge a draft into the tree; after a node, a further one of a drafter that has a proposal."""
+        self.n_top, chances = max(self.n_top, drafter.profile.n_top), drafter.chances
+        before = self.by_drafter[drafter] if after >= 0 else Proposal(draft, _NONE, _NONE, is_ahead)
+        if drafter not in self.by_drafter and not (drafter.profile.is_costly or drafter.profile.is_certain):
+            self.lookups.append(drafter)
+        self.by_drafter[drafter] = before
+        if n := len(draft.tokens):
+            run = -1 if not chances.has_runs else drafter.run if after < 0 else 0
+            buckets, own = np.empty(n, np.int64), np.empty(n)
+            evidence = _NO_EVIDENCE if draft.evidence is None else draft.evidence
+            confidence = _NO_CONFIDENCE if draft.confidence is None else draft.confidence
+            kernels.judge(draft.above, evidence, confidence, run, chances.values, buckets, own)
+            nodes = self.tree.add(drafter, draft, own, after)
+            if len(before.nodes):
+                nodes, buckets = np.concatenate([before.nodes, nodes]), np.concatenate([before.buckets, buckets])
+            self.by_drafter[drafter] = before._replace(nodes=nodes, buckets=buckets)
+            self._reach = None
 
     def forbid(self, nodes: Sequence[int]) -> None:
         """Nothing but these nodes of the tree, which are rising, can be right."""
@@ -244,11 +282,21 @@ class SlotProposals:
                 self.drawn = [node for node in self.drawn if node in path]
         return self._reach
 
-    @property
-    def n_top(self) -> int:
-        """How many of the most probable tokens its drafters want to have."""
-        drafters = self.drafters.members if self.agreement is None else self.by_drafter
-        return max([drafter.profile.n_top for drafter in drafters], default=0)
+    def score(self, drafter: RequestDrafter, emitted: Sequence[int]) -> None:
+        """Let a drafter's chances learn from the emitted tokens by its proposal, used or not. A forbidden token is no trial."""
+        drafter.n_missed += len(emitted)
+        drafter.n_right = 0
+        proposal, own, tree = self.by_drafter.get(drafter), drafter.chances, self.tree
+        if proposal is None or not len(proposal.nodes):
+            drafter.run = 0  # its next find is another stretch
+            if proposal is not None and drafter.profile.is_costly:
+                own.see(TYPICAL, is_right=False)  # it was paid for
+            return
+        every = own.above or own
+        drafter.run, drafter.n_right = kernels.score(
+            *(tree.nodes, tree.chances_and_reach, tree.n, np.array(emitted, np.int64), proposal.nodes, proposal.buckets),
+            *(every.table, every.prior, own.table, own.prior, *own.learning, drafter.run),
+        )
 
 
 class VerifiedNodes(NamedTuple):
@@ -263,12 +311,21 @@ class VerifiedNodes(NamedTuple):
     def names(self) -> list[str]:
         """(k,) the first drafter of each token."""
         tree = self.proposals.tree
-        return [tree.drafters[bit.bit_length() - 1].profile.name for bit in tree.proposed(self.nodes, is_first=True)]
+        names, bits = [each.profile.name for each in tree.drafters], tree.nodes[FIRST].tolist()
+        return [names[bits[node].bit_length() - 1] for node in self.nodes]
 
     def counts(self, accepted: Sequence[int]) -> list[list[int]]:
-        """See `JointTree.count`: by the places of accepted nodes, at last of all lookups as one."""
-        lookups = [each for each in self.proposals.by_drafter if each.profile.is_lookup]
-        return self.proposals.tree.count(self.nodes, accepted, lookups)
+        """Figures of each of the tree's drafters, and at last of all lookups as one, by the places of accepted nodes.
+
+        How many of its nodes were verified, and accepted; how many could be accepted at most; and how many of those that it was
+        the first to propose were verified, and accepted.
+        """
+        tree = self.proposals.tree
+        counts = np.zeros((len(tree.drafters) + 1, 5), np.int64)
+        lookups = sum([1 << i for i, each in enumerate(tree.drafters) if each in self.proposals.lookups])
+        kernels.count(tree.nodes, np.array(self.nodes, np.int64), np.array(accepted, np.int64), lookups, counts)
+        found: list[list[int]] = counts.tolist()
+        return found
 
     def path(self) -> list[int]:
         """The nodes of the likeliest path, as far as it is verified."""
@@ -285,28 +342,14 @@ class Outcome(NamedTuple):
     top: tuple[np.ndarray, ...] | None = None  # `Verdict.top_after`, `top_parents`, `top_ids` and `top_logits`
 
 
-class PassCurve(NamedTuple):
-    """Passes of a round: with n tokens drafted they take `known[n]` seconds, or as little as `hoped[n]`."""
+class CostlyAsk(NamedTuple):
+    """The drafts that a costly drafter is asked for."""
 
-    known: Sequence[float]
-    hoped: Sequence[float]
-
-    def extra_s(self, n: int, before: int = 0) -> float:
-        """Seconds that n drafted tokens add to a pass with so many before them."""
-        return self.known[before + n] - self.known[before]
-
-
-class OthersPass(NamedTuple):
-    """A pass as one slot finds it: the tokens of the others."""
-
-    curve: PassCurve
-    n: int  # drafted tokens
-    expected: float  # tokens
-    draft_s: float
-
-    def rate(self, expected: float, n: int, draft_s: float) -> float:
-        """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""
-        return (self.expected + expected) / (self.curve.hoped[self.n + n] + self.draft_s + draft_s)
+    slot: SlotProposals
+    drafter: RequestDrafter
+    k: int = 0  # tokens one after another; 0: its drafts for the last tokens of the text, by teacher forcing
+    pace: Pace | None = None  # of one that ends drafts itself where they stop paying
+    is_probe: bool = False  # not because it promises more, but to see whether it does
 
 
 class Best(NamedTuple):
@@ -322,12 +365,12 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
     A child never ranks before its parent. Drawn tokens come first, in the order of their proposal, and are taken in any case as
     far as there is room: this must not depend on the tokens themselves. No tree branches where the pass `replays_accepted`.
     """
-    sizes, rows, end = [len(slot.tree) for slot in slots], list[tuple[int, ...]](), 0
+    sizes, rows, end = [slot.tree.n for slot in slots], list[tuple[int, ...]](), 0
     if not any(sizes):  # nothing is proposed
         return Best([[] for _ in slots], [1.0] * len(slots))
     reach, ranks = np.concatenate([slot.reach() for slot in slots]), np.full(sum(sizes), -1)
     for slot, size in zip(slots, sizes, strict=True):
-        paid = slot.tree.bits([each for each in slot.by_drafter if not each.profile.is_lookup])
+        paid = sum([1 << i for i, each in enumerate(slot.tree.drafters) if each not in slot.lookups])
         for rank, node in enumerate(slot.drawn):
             ranks[end + node] = rank
         start, end = end, end + size
@@ -339,44 +382,11 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
         ranks,
         np.array(rows, np.int64),
         np.array([(slot.drafters.budget.seconds, slot.drafters.budget.first) for slot in slots], float),
-        np.array(curve.known),
-        np.array(curve.hoped),
+        np.asarray(curve.known),
+        np.asarray(curve.hoped),
         float(sum([drafter.spent_s for slot in slots for drafter in slot.by_drafter])),
         replays_accepted,
         is_chosen,
         expected,
     )
     return Best([is_chosen[start:end].nonzero()[0].tolist() for start, end, *_ in rows], expected.tolist())
-
-
-@frozen
-class Trial:
-    """A token that was proposed, used or not, where all before it was right."""
-
-    chance: float  # that it is right, as the planner had it
-    is_right: bool
-    buckets: Mapping[str, Bucket]  # by the names of the drafters that proposed it
-    own_chance: float = 0.0  # the highest of theirs, before the effect of other proposals
-    agreement: Bucket | None = None  # that effect's; None where nothing is learnt of it
-
-
-@frozen(eq=False)
-class Trials:
-    """The trials of one slot's round. They are worked out when they are iterated over: no round waits for that."""
-
-    proposals: SlotProposals
-    emitted: Sequence[int]
-
-    def __iter__(self) -> Iterator[Trial]:
-        tree, reach = self.proposals.tree, self.proposals.reach().tolist()
-        of = self.proposals.by_drafter
-        kinds, chances, proposers = tree.kinds() if len(of) > 1 else (), tree.chances.tolist(), tree.proposers
-        reached = 1.0
-        for tried, right in tree.tried(self.emitted):
-            for i in tried:
-                if reach[i] > 0:
-                    buckets = {each.profile.name: each.profile.chances.bucket(of[each].bucket(i)) for each in proposers[i]}
-                    agreement = Agreement.bucket(kinds[i], chances[i]) if kinds and chances[i] < 1 else None
-                    yield Trial(reach[i] / reached, i == right, buckets, chances[i], agreement)
-            if right < 0 or not (reached := reach[right]):
-                return

@@ -10,13 +10,17 @@ import numpy as np
 from augury.compiled import compiled
 from augury.speculation.constants import (
     CHANCE,
+    CONFIDENCE,
     CONSTANTS,
+    EDGES,
+    EVIDENCE,
     FIRST,
     IS_DRAWN,
     KEEP_ALL,
     PARENT,
     PROPOSERS,
     REACH,
+    RUNS,
     STEPS,
     TOKEN,
     TYPICAL,
@@ -36,8 +40,36 @@ _GAIN, _UNLIKELY = CONSTANTS.gain, CONSTANTS.unlikely
 _LEARN_NEAR, _ALIKE, _DOUBT = CONSTANTS.learn_near, CONSTANTS.alike, CONSTANTS.doubt
 _MANY = 1 / _LEARN_NEAR - 1  # passes, of which a new one counts as much as `learn_near`
 _READ_ROW = numba.types.Array(numba.int32, 1, "C", readonly=True)
+_READ_FLOATS = numba.types.Array(numba.float32, 1, "C", readonly=True)
 _INTS, _FLOATS = numba.int64[:, ::1], numba.float64[:, ::1]
 _INT, _FLOAT, _ROW, _FLOAT_ROW, _BOOLS = numba.int64, numba.float64, numba.int64[::1], numba.float64[::1], numba.bool_[::1]
+
+
+_SHARP_EDGES = np.array(EDGES, np.float32)  # of the type of confidences
+
+
+@compiled(_READ_ROW, _READ_ROW, _READ_FLOATS, _INT, _FLOAT_ROW, _ROW, _FLOAT_ROW)
+def judge(parents, evidence, confidence, run, values, buckets, chances):
+    """Set the bucket of each token of a draft, and its chance (k,); `values` (b,) are those of all buckets, see `Chances`.
+
+    `evidence` and `confidence` may be empty. Without them a token is judged by its run, after `run` right ones, unless that is
+    below 0.
+    """
+    runs = np.empty(len(parents) + 1, np.int64)  # of each token, and last of the history
+    runs[-1] = run - 1
+    for i in range(len(parents)):
+        bucket = TYPICAL
+        runs[i] = runs[parents[i]] + 1
+        if len(evidence):
+            bucket = EVIDENCE + evidence[i]
+        elif len(confidence):
+            bucket = CONFIDENCE
+            for edge in _SHARP_EDGES:
+                bucket += confidence[i] >= edge
+        elif run >= 0:
+            for first in RUNS:
+                bucket += runs[i] >= first
+        buckets[i], chances[i] = bucket, values[bucket]
 
 
 @compiled(_INTS, _FLOATS, _INT, _READ_ROW, _READ_ROW, _FLOAT_ROW, _INT, _INT, _ROW)
@@ -138,7 +170,7 @@ def score(nodes, chances, n, emitted, places, buckets, every, prior, own, own_pr
 
 @compiled(_INTS, _ROW, _ROW, _INT, _INTS)
 def count(nodes, chosen, path, together, counts):
-    """Count (d + 1, 5), by drafter and at last of those `together` as one, what was verified; see `JointTree.count`.
+    """Count (d + 1, 5), by drafter and at last of those `together` as one, what was verified; see `VerifiedNodes.counts`.
 
     `chosen` (k,) are nodes, rising, `path` (a,) places of the accepted ones among these, and `together` bits of drafters.
     """

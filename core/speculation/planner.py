@@ -18,21 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, log
 
+import numpy as np
+
 from augury.interfaces import Drafter, Model, Pace
 from augury.speculation.chances import Agreement, survival
 from augury.speculation.constants import CONSTANTS, TYPICAL
-from augury.speculation.costs import LossBudget, PassCosts, measure_passes
-from augury.speculation.drafts import (
-    CostlyAsk,
-    DrafterProfile,
-    OthersPass,
-    Outcome,
-    PassCurve,
-    RequestDrafter,
-    SlotProposals,
-    VerifiedNodes,
-    best_nodes,
-)
+from augury.speculation.costs import LossBudget, OthersPass, PassCosts, PassCurve, measure_passes
+from augury.speculation.drafts import CostlyAsk, Outcome, SlotProposals, VerifiedNodes, best_nodes
+from augury.speculation.profiles import DrafterProfile, RequestDrafter
 
 
 class DraftPlanner:
@@ -75,11 +68,6 @@ class DraftPlanner:
 
     # Before a round
 
-    @property
-    def has_costly(self) -> bool:
-        """Whether some drafter is asked only where that promises to pay."""
-        return any(profile.is_costly for profile in self.profiles)
-
     def asked(self, drafters: Sequence[RequestDrafter]) -> list[RequestDrafter]:
         """Those of a slot's drafters to ask in any case: lookups, less often where that takes more time than they gained last.
 
@@ -116,7 +104,7 @@ class DraftPlanner:
         costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.by_drafter] for slot in slots]
         if not any(costly):
             return []
-        curve = self._curve(slots, n_others)
+        curve = PassCurve(*[np.asarray(each).tolist() for each in self._curve(slots, n_others)])  # read one by one below
         best = best_nodes(slots, curve, replays_accepted=self.replays_accepted)
         n, expected, draft_s = [len(nodes) for nodes in best.nodes], best.expected.copy(), [0.0 for _ in slots]
         asked: dict[int, CostlyAsk] = {}
@@ -231,9 +219,8 @@ class DraftPlanner:
                 continue
             slot.reach()
             path = slot.tree.best_path()
-            if 0 < len(path) < slot.limit and (free := [each for each in slot.by_drafter if each.can_extend]):
-                (own,) = slot.tree.proposed(path[-1:])
-                able += [(slot, each, path) for each in free if not own & slot.tree.bits([each])]
+            if 0 < len(path) < slot.limit and (free := [each for each in slot.lookups if not each.guard.is_asked_alone]):
+                able += [(slot, each, path) for each in free if not slot.tree.is_proposed_by(each, path[-1])]
         if not able:
             return []
         curve = self._curve(slots, n_others)
@@ -252,7 +239,7 @@ class DraftPlanner:
         n_most = n_plain + sum([slot.limit for slot in slots])
         depth = sum([slot.n_context for slot in slots]) / len(slots)
         known, hoped = self.costs.curves(n_most, depth)
-        self.plain_s, self.token_s = known[1], known[n_plain] / len(slots)
+        self.plain_s, self.token_s = float(known[1]), float(known[n_plain]) / len(slots)
         return PassCurve(known[n_plain:], hoped[n_plain:])
 
     def _paced(self, ask: CostlyAsk, rest: OthersPass, rate: float) -> CostlyAsk:
@@ -328,25 +315,32 @@ class DraftPlanner:
         if is_slow != profile.is_costly and cost.is_warm and not profile.is_declared_costly:
             profile.is_costly = is_slow
 
-    def observe_overhead(self, seconds: float) -> None:
-        """A round took so long for each slot that some drafter was asked for, beside drafters' own work."""
-        self.overhead_s += CONSTANTS.learn_overhead * (seconds - self.overhead_s)
-
     def observe_proposal(self, drafter: RequestDrafter) -> None:
         """A drafter has a proposal for the coming round, made ahead or not."""
         drafter.n_missed = drafter.profile.n_waited = 0
 
     def observe_round(
-        self, rounds: Sequence[tuple[VerifiedNodes, Outcome]], depth: float, n_others: int, pass_s: float
+        self,
+        rounds: Sequence[tuple[VerifiedNodes, Outcome]],
+        depth: float,
+        n_others: int,
+        pass_s: float,
+        overhead_s: float | None = None,
     ) -> None:
-        """A round is over, with `n_others` other tokens, none of them replayed, and contexts of `depth` tokens on average."""
+        """A round is over, with `n_others` other tokens, none of them replayed, and contexts of `depth` tokens on average.
+
+        It took `overhead_s` beside its pass and drafters' own work for each slot that some drafter was asked for; None of none.
+        """
+        if overhead_s is not None:
+            self.overhead_s += CONSTANTS.learn_overhead * (overhead_s - self.overhead_s)
         n_plain = len(rounds) + n_others
         n_replayed = sum([choice.proposals.drafters.n_replayed for choice, _ in rounds])
         n_drafted = sum([len(choice.nodes) for choice, _ in rounds])
         plain_s, extra_s = pass_s, 0.0
         if n_drafted:
-            curve, _ = self.costs.curves(n_plain + n_replayed + n_drafted, depth)
-            plain_s, extra_s = curve[n_plain], curve[n_plain + n_replayed + n_drafted] - curve[n_plain + n_replayed]
+            sizes = [n_plain, n_plain + n_replayed, n_plain + n_replayed + n_drafted]
+            plain_s, before_s, whole_s = self.costs.curves(sizes[-1], depth)[0, sizes].tolist()
+            extra_s = whole_s - before_s
         if not n_others and not n_replayed:  # such tokens have no logits, and cost less
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
         for profile in self.profiles:
@@ -361,28 +355,28 @@ class DraftPlanner:
         drafters.n_replayed = n_accepted if self.replays_accepted and n_accepted < k else 0
         each_s = drafted_s * (1 + drafters.n_replayed / k) if k else 0.0
         round_s = plain_s + each_s * k + sum([drafter.spent_s for drafter in drafters.every])
-        drafters.budget.pass_time(round_s)
-        lookups = [drafter for drafter in of if drafter.profile.is_lookup]
+        lookups = choice.proposals.lookups
         counts = (choice.proposals.counts or choice.counts(outcome.path)) if k else []
         for drafter in lookups:  # a token that another one proposed, too, is the first one's
             *_, n, n_right = counts[places.index(drafter)] if k and drafter in places else (0, 0)
             gain = n_right - n * each_s / plain_s  # or, below 0, what took the time of as many tokens
             drafter.gain += CONSTANTS.learn_gain * (gain - drafter.gain)
             drafter.profile.gain += CONSTANTS.learn_all_gains * (gain - drafter.profile.gain)
+        gained_s = 0.0
         if k:
             n, n_accepted, *_ = counts[-1]
-            drafters.budget.book(n_accepted * plain_s - n * each_s)
+            gained_s = n_accepted * plain_s - n * each_s
+        drafters.budget.pass_time(round_s, gained_s)
         if (unused := max([drafter.n_right for drafter in lookups], default=0) - n_accepted) > 0:
             drafters.budget.credit(unused * plain_s)
         for drafter in drafters.every:
             profile, spent_s, drafter.spent_s = drafter.profile, drafter.spent_s, 0.0
             if not profile.is_costly:
                 continue
-            profile.budget.pass_time(round_s)
+            n, n_accepted, *_ = counts[places.index(drafter)] if k and drafter in places else (0, 0)
+            profile.budget.pass_time(round_s, n_accepted * plain_s - n * each_s - spent_s if drafter in of else 0.0)
             if drafter not in of:
                 continue
-            n, n_accepted, *_ = counts[places.index(drafter)] if k and drafter in places else (0, 0)
-            profile.budget.book(n_accepted * plain_s - n * each_s - spent_s)
             is_right = outcome.is_stopped or (2 * n_accepted >= n > 0) or (not n and drafter.n_right > 0)
             if is_right or choice.probed is drafter:
                 profile.schedule(is_right=is_right)

@@ -24,7 +24,7 @@ from augury import Engine
 from augury.cli import Prompt
 from augury.errors import AuguryError, PluginError
 from augury.plugins.bench.workload import with_answers
-from augury.speculation.drafts import Trial
+from augury.speculation.trials import Trial
 from augury.types import Result
 
 N_STEPS = 10  # of chances, equally wide

@@ -206,13 +206,13 @@ class _Answer:
     ) -> None:
         self._replicas, self._tokens, self._params, self._on_prompt = replicas, tokens, params, on_prompt
         self._text, self._after, self._session = text, after, served.session.get()
-        self._emitted: list[Token] = []
+        self.channel = Channel()
+        self._emitted = self.channel.tokens
         self._begun = asyncio.Event()
         self._is_cancelled = False
         # of these the answer cannot be gone on with: they depend on what is known of earlier tokens
         self._is_repeated = bool(params.get("receipt") or params.get("mirostat"))
         self.accepted: Future[None] = Future()
-        self.channel = Channel()
         self.channel.cancels = _Cancels(self.cancel)
         self.running = Running(self.channel, _Waiting(), params.get("id") or "")  # type: ignore[arg-type] # for its waits alone
         self._task = replicas.start(self._run())
@@ -274,7 +274,7 @@ class _Answer:
                 if new := tokens[n_skipped:]:
                     self._emitted += new
                     self._begun.set()
-                    self.channel.deliver(new)
+                    self.channel.wake_readers()
                 n_skipped = max(n_skipped - len(tokens), 0)
                 if pieces and isinstance(pieces[-1], Result):
                     return self._whole(pieces[-1])

@@ -12,8 +12,8 @@ from augury.drafters.suffix import Suffix, SuffixOptions
 from augury.engine.loop import Loop
 from augury.passes import ArrayPass
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import DrafterProfile
 from augury.testing.toy_model import ToyModel
 
 pytestmark = pytest.mark.bench
@@ -77,9 +77,9 @@ def test_a_round_of_auto(benchmark, monkeypatch, n_slots, jumps, speed):
     class Planner(DraftPlanner):
         """Is told that passes took what they were said to take."""
 
-        def observe_round(self, rounds, depth, n_others, pass_s):
+        def observe_round(self, rounds, depth, n_others, pass_s, overhead_s):
             n = len(rounds) + n_others + sum(len(choice.nodes) for choice, _ in rounds)
-            super().observe_round(rounds, depth, n_others, known.seconds(n, depth))
+            super().observe_round(rounds, depth, n_others, known.seconds(n, depth), overhead_s)
 
     drafters = [made(Suffix, SuffixOptions(), {}), made(Recycle, RecycleOptions(), {})]
     times = [PassTime(each.n, 0, each.seconds / speed) for each in TIMES]

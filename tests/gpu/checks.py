@@ -43,8 +43,8 @@ from augury.loader import plan_of
 from augury.passes import ArrayPass
 from augury.registry import Registry
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import DrafterProfile
 from augury.stages import Stage, StagedBackend
 from augury.types import ModelOptions
 from gpu.models import Q4_K_M, SMALL, TINY, TINY_MIXTURE, load, random_head, random_model
@@ -349,7 +349,7 @@ class _Eager(DraftPlanner):
     def n_ahead(self, choices, able, n_others, begun_s):
         return [2 for _ in able]
 
-    def observe_round(self, rounds, depth, n_others, pass_s):
+    def observe_round(self, rounds, depth, n_others, pass_s, overhead_s):
         pass
 
 

@@ -11,7 +11,8 @@ from support.toys import planner_of
 
 from augury.speculation.constants import CONSTANTS
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import Outcome, RequestDrafter, RequestDrafters, SlotProposals, VerifiedNodes
+from augury.speculation.drafts import Outcome, SlotProposals, VerifiedNodes
+from augury.speculation.profiles import RequestDrafter, RequestDrafters
 from augury.types import Draft
 
 DEPTH = 100
@@ -164,7 +165,7 @@ class Scenario:
             path = _path(choice.draft, position)
             outcome = Outcome(path, len(path) + 1)
             for drafter in request.every:
-                drafter.score(slot, range(position, position + outcome.n_emitted))
+                slot.score(drafter, range(position, position + outcome.n_emitted))
             pass_s = self.costs[1 + len(nodes)]
             ahead, late_s = (None, None, 0), 0.0
             if overlaps and nodes:

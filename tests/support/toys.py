@@ -13,8 +13,8 @@ from augury.options import NoOptions
 from augury.plugins.memory.contiguous import Contiguous
 from augury.registry import Registry
 from augury.speculation.config import Member, Speculation
-from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import DrafterProfile
 from augury.speculation.verification import RULES
 from augury.testing.drafter.engines import StrictEngine
 from augury.testing.toy_model import ToyModel

@@ -21,7 +21,7 @@ from augury.engine.request import make_request
 from augury.engine.sequence import RunningSequence
 from augury.engine.session import EngineSession
 from augury.errors import AuguryError
-from augury.interfaces import Drafter, DrafterTraits, Pace, Progress
+from augury.interfaces import Ask, Drafter, DrafterTraits, Pace, Progress
 from augury.loader import Loader, make_backend
 from augury.options import NoOptions, build
 from augury.registry import Registry
@@ -29,8 +29,9 @@ from augury.speculation.ahead import draft_ahead
 from augury.speculation.config import Member, Speculation, uses_mtp
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import RequestDrafter, SlotProposals, VerifiedNodes
+from augury.speculation.drafts import SlotProposals, VerifiedNodes
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import RequestDrafter
 from augury.speculation.verification import RULES
 from augury.testing.drafter import contract
 from augury.testing.drafter.watched import watched
@@ -228,11 +229,11 @@ class ScriptedDrafting(Drafting):
             if now.way is Way.TEACHER_FORCED:
                 tested.guard.teacher_forced(min(now.limit, slot.n_context - 1))
             elif now.way is Way.OTHERS:
-                for _, _, draft in self._ask([(slot, other, other.guard.ask(limit))]):
+                for _, _, draft in self._ask([(slot, other, Ask(other.guard.drafter, other.guard.history, limit))]):
                     choices[slot] = self._part(slot, other, draft, limit)
             elif now.way is not Way.SILENT and not tested.guard.is_left_out:
                 asked[slot] = now.way, play
-                asks.append((slot, tested, tested.guard.ask(limit, self._pace)))
+                asks.append((slot, tested, Ask(tested.guard.drafter, tested.guard.history, limit, pace=self._pace)))
         for slot, tested, draft in self._ask(asks):
             way, play = asked[slot]
             self._compare(slot, draft)

@@ -22,8 +22,8 @@ from augury.interfaces import Model, Progress
 from augury.loader import make_backend, plan_of
 from augury.passes import ArrayPass
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import DrafterProfile
 from augury.testing.backend import checks
 from augury.testing.backend.checks import BACKEND_CHECKS
 from augury.testing.backend.subject import backend_subject

@@ -9,6 +9,7 @@ from support.toys import ScriptedDrafter, planner_of, toy_engine
 from support.vocabularies import tiny
 
 from augury.constraint import Constraint
+from augury.engine.channel import Channel
 from augury.engine.constraint import ConstraintGuard
 from augury.engine.request import make_request
 from augury.errors import OptionError, PluginError, UnsupportedError
@@ -193,7 +194,7 @@ def test_a_failing_constraint_ends_its_own_request_alone_and_is_named(method, er
         broken = engine.submit([0], constraint="failing", **GREEDY)
         with pytest.raises(UnsupportedError if is_meant else PluginError, match=told):
             broken.result()
-        assert [piece.token for piece in broken._channel.unread] == [3]
+        assert [piece.token for piece in broken._channel.tokens] == [3]
         assert other.result().tokens[:3] == plain[:3]
         counts = engine.stats().counts
     assert (counts.n_failed, counts.n_finished) == (1, 1)
@@ -255,7 +256,7 @@ def test_what_drafters_are_given_of_a_constraint_keeps_no_request_alive():
     with toy_engine(registry=TOYS) as engine:
         for params in ({}, {"constraint": "toy-residues"}):
             request = make_request(np.array([1], np.int32), params, speculation=Speculation(), n_vocab=16, registry=TOYS)
-            sequence = engine._sequence(request, None)
+            sequence = engine._sequence(request, Channel())
             forced, gone = sequence.forced, weakref.ref(sequence)
             assert not forced(3)
             del sequence

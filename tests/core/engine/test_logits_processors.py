@@ -79,7 +79,7 @@ def test_one_that_fails_ends_its_own_request_alone(drafter, made, told):
         other = engine.submit([4, 5], **GREEDY)
         with pytest.raises(OptionError, match=told):
             broken.result()
-        assert [piece.token for piece in broken._channel.unread] == ToyModel().plain([1, 2], 3, np.argmin)
+        assert [piece.token for piece in broken._channel.tokens] == ToyModel().plain([1, 2], 3, np.argmin)
         assert other.result().tokens == plain.tokens
 
 

@@ -327,7 +327,7 @@ def test_observers_see_every_request_that_was_submitted_once(monkeypatch):
         def refuse():
             raise ModelFileError("cut short")
 
-        monkeypatch.setattr(engine._worker._loop, "_check", refuse)
+        monkeypatch.setattr(engine._worker._loop.slots, "_check", refuse)
         with pytest.raises(ModelFileError):
             engine.generate([1, 2, 3, 4], id="refused", **GREEDY)
     assert sorted(ids) == sorted([("dropped", 1), ("running", 2), ("cancelled in the queue", 3), ("refused", 4)])

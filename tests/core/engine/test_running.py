@@ -6,7 +6,6 @@ import contextlib
 import signal
 import sys
 import threading
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -97,23 +96,22 @@ def test_a_reader_that_waits_again_at_once_is_woken_by_the_next_token_alone():
 
     channel.readers.append(read_and_wait_again)
     for n in (1, 2):
-        channel.deliver([Token(n, "")])
+        channel.tokens.append(Token(n, ""))
+        channel.wake_readers()
         assert [token.token for token in woken] == [1, 2][:n]
 
 
 def test_tokens_that_come_with_the_end_while_a_reader_looks_are_read_before_it():
-    class Unread(deque):
-        def popleft(self):
-            if self or channel.outcome is not None:
-                return super().popleft()
-            try:
-                return super().popleft()
-            finally:  # the engine's thread, after it was seen that there is nothing
-                channel.deliver([Token(1, "")])
+    class Tokens(list):
+        def __len__(self):
+            n = super().__len__()
+            if not n and channel.outcome is None:  # the engine's thread, after it was seen that there is nothing
+                self.append(Token(1, ""))
                 channel.finish("stop")
+            return n
 
     channel = Channel()
-    channel.unread = Unread()
+    channel.tokens = Tokens()
     assert channel.take() is None
     assert channel.take().token == 1
     with pytest.raises(StopIteration):

@@ -212,7 +212,7 @@ def test_an_erased_slot_holds_nothing_and_one_in_use_is_not_erased(tmp_path):
             engine.save_slot(0, tmp_path / "slot")
         pieces = engine.stream(PROMPT, max_tokens=100, **SAMPLED)
         next(pieces)
-        engine._worker._loop._taken.add(0)  # also where the request has just ended
+        engine._worker._loop.slots.in_use.add(0)  # also where the request has just ended
         with pytest.raises(CapacityError, match="slot 0 is in use"):
             engine.erase_slot(0)
 

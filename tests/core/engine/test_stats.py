@@ -24,19 +24,20 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     now[0] += 5
     counter.begun("one", 0.5)  # prompt time, whatever went by meanwhile
     now[0] += 1
-    counter.drafted("one", 3, 0.25)
-    counter.drafted("other", 0, 0.125)
+    one, other = counter.by_drafter["one"], counter.by_drafter["other"]
+    one |= {"calls": 1, "drafts": 1, "draft_s": 0.25}
+    other |= {"calls": 1, "draft_s": 0.125}
     counter.round(["one"] * 3, 3, 2, 3)
     counter.verified("one", 3, 2, 3)
-    counter.took("one", 0.0625, "accept_s")
+    one["accept_s"] += 0.0625
     counter.begun("other", 8.0)  # with a text that was cut in the middle of the answer: no prompt time
     now[0] += 1
-    counter.took("other", 0.5, "draft_s")
-    counter.drafted("one", 2, 0.25)
+    other["draft_s"] += 0.5
+    one |= {"calls": 2, "drafts": 2, "draft_s": 0.5}
     counter.round(["one"], 1, 0, 1)
     counter.verified("one", 1, 0, 1)
-    counter.took("other", 0.125, "accept_s")
-    counter.failed("other", "draft: broken")
+    other["accept_s"] += 0.125
+    other["failed"] = "draft: broken"
     now[0] += 9
     one = DrafterStats(2, 2, 2, 4, 2, (2, 1, 1), (1, 1, 0), 0.5, 0.5, 0.0625)
     other = DrafterStats(1, 0, begin_s=8.0, draft_s=0.625, accept_s=0.125, failed="draft: broken")

@@ -119,7 +119,7 @@ def test_a_failure_anywhere_ends_only_whom_it_concerns(where, error):
             fault.n_times = 0  # where so many calls were not made
             later = engine.generate([[1], [2]], max_tokens=5, **GREEDY)
             assert [each.tokens for each in later] == [plain([1], 5), plain([2], 5)]
-            assert not engine._worker._loop._taken
+            assert not engine._worker._loop.slots.in_use
 
 
 def test_drafting_that_fails_ends_nobody_who_has_no_drafters():

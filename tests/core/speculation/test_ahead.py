@@ -18,8 +18,9 @@ from augury.speculation import ahead
 from augury.speculation.config import Speculation
 from augury.speculation.constants import TYPICAL
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import AheadDraft, SlotProposals
+from augury.speculation.drafts import SlotProposals
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import AheadDraft
 from augury.speculation.verification import RULES
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
@@ -228,7 +229,7 @@ def test_a_request_may_end_while_its_drafter_drafts_ahead(what):
 
 def test_what_takes_longer_than_the_pass_is_lost_and_the_rest_is_hidden(monkeypatch):
     now = [0.0]
-    for module in ("speculation.drafter_guard", "engine.round_pass"):
+    for module in ("speculation.drafter_guard", "engine.loop"):
         monkeypatch.setattr(f"augury.{module}.perf_counter", lambda: now[0])
 
     class Slow(Writer):

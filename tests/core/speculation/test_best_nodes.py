@@ -12,8 +12,8 @@ from oracles.planner_scenarios import request_of, slot_of
 from support.toys import planner_of
 
 from augury.speculation import constants, kernels
-from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import PassCurve, best_nodes
+from augury.speculation.costs import PassCosts, PassCurve, PassTime
+from augury.speculation.drafts import best_nodes
 from augury.types import Draft
 
 COSTS = PassCosts([PassTime(1, 0, 1.0)], 1)

@@ -6,7 +6,8 @@ from hypothesis import given, strategies as st
 
 from augury.speculation.chances import Chances, survival
 from augury.speculation.constants import TYPICAL
-from augury.speculation.drafts import DrafterProfile, RequestDrafter, SlotProposals
+from augury.speculation.drafts import SlotProposals
+from augury.speculation.profiles import DrafterProfile, RequestDrafter
 from augury.types import Draft
 
 RUNS = (0, 1, 2, 3, 5, 9, 17, 33)
@@ -14,8 +15,15 @@ RUN_CHANCES = [0.78, 0.78, 0.85, 0.84, 0.94, 0.96, 0.98, 0.99]
 tokens = st.lists(st.integers(0, 2), max_size=8)
 
 
+def judged(chances, draft, run=0):
+    """The buckets of a draft's tokens, and their chances."""
+    slot, drafter = SlotProposals(None, None, 999, 0), RequestDrafter(DrafterProfile("toy"), None, chances, run)
+    slot.add(drafter, draft)
+    return slot.by_drafter[drafter].buckets, chances.values[slot.by_drafter[drafter].buckets].tolist()
+
+
 def chances_of(chances, draft, run=0):
-    return chances.of(chances.buckets(draft, run)).tolist()
+    return judged(chances, draft, run)[1]
 
 
 def drafter_of(evidence=(), **facts):
@@ -26,7 +34,7 @@ def drafter_of(evidence=(), **facts):
 def score(drafter, draft, emitted):
     slot = SlotProposals(None, None, 99, 0)
     slot.add(drafter, draft if isinstance(draft, Draft) else Draft(draft))
-    drafter.score(slot, emitted)
+    slot.score(drafter, emitted)
     return drafter.n_right
 
 
@@ -48,7 +56,7 @@ def test_the_run_counts_right_tokens_in_a_row():
     assert score(drafter, [5, 6, 9, 9], [5, 6, 7]) == 2
     assert drafter.run == 0
     score(drafter, [1], [1])
-    drafter.score(SlotProposals(None, None, 99, 0), [1])
+    SlotProposals(None, None, 99, 0).score(drafter, [1])
     assert drafter.run == 0, "what it finds next is another stretch"
 
 
@@ -64,7 +72,7 @@ def test_a_request_keeps_what_each_drafter_had_right_and_since_when_it_was_not_a
     for proposed in ([7, 8, 9], [1], [7]):  # two right, none, one
         score(asked, proposed, [7, 8])
         score(silent, [], [7, 8])
-        unasked.score(SlotProposals(None, None, 99, 0), [7, 8])
+        SlotProposals(None, None, 99, 0).score(unasked, [7, 8])
     assert [each.n_missed for each in (asked, silent, unasked)] == [6, 6, 6]  # whoever asks takes that back
     assert [each.n_right for each in (asked, silent, unasked)] == [1, 0, 0]
 
@@ -85,13 +93,13 @@ def test_a_new_request_starts_from_what_others_taught():
     everyone = Chances()
     first = everyone.child()
     for _ in range(50):
-        first.see(first.buckets(Draft([0]), 0)[0], is_right=False)
+        first.see(judged(first, Draft([0]))[0][0], is_right=False)
     assert chances_of(everyone.child(), Draft([0]))[0] < 0.1
     assert chances_of(Chances().child(), Draft([0]))[0] > 0.3
 
 
 def test_runs_are_counted_apart_from_the_first_of_each_bucket_on():
-    buckets, found = Chances().buckets(Draft([0] * 999), 0), chances_of(Chances(), Draft([0] * 999))
+    buckets, found = judged(Chances(), Draft([0] * 999))
     firsts = [run for run in range(1, 99) if buckets[run] != buckets[run - 1]]
     assert firsts == list(RUNS[1:])
     assert [found[run] for run in (*RUNS, 998)] == [*RUN_CHANCES, 0.99]
@@ -112,7 +120,7 @@ def test_a_confidence_is_believed_until_it_was_seen_what_it_is_worth(confidence,
     draft = Draft([1], confidence=[confidence])
     assert chances_of(chances, draft) == [chance]
     for _ in range(2000):
-        chances.see(chances.buckets(draft, 0)[0], is_right=False)
+        chances.see(judged(chances, draft)[0][0], is_right=False)
     assert chances_of(chances, draft)[0] < 0.05
 
 
@@ -141,11 +149,11 @@ def test_what_is_forbidden_is_no_trial():
     slot = SlotProposals(None, None, 99, 0)
     slot.add(drafter, Draft([7, 8, 9], [-1, -1, 1]))
     slot.forbid([1, 2])
-    drafter.score(slot, [7])
+    slot.score(drafter, [7])
     assert drafter.chances.typical == pytest.approx((4 * 0.65 * 4 / 5) / 5), "token 8 was wrong, which all requests know"
     before = drafter.chances.typical
     slot.forbid([])
-    drafter.score(slot, [7])
+    slot.score(drafter, [7])
     assert drafter.chances.typical == before
 
 
@@ -167,7 +175,7 @@ def test_a_token_counts_for_its_run_alone(place):
     first, after = RUNS[place], [*RUNS[1:], RUNS[-1] + 9][place]
     for run in (first, after - 1):  # the first and the last run of the bucket
         chances = Chances()
-        chances.see(chances.buckets(Draft([0]), run)[0], is_right=False)
+        chances.see(judged(chances, Draft([0]), run)[0][0], is_right=False)
         changed = [chances_of(chances, Draft([0]), each) != chances_of(Chances(), Draft([0]), each) for each in RUNS]
         assert changed == [each == first for each in RUNS]
         assert chances_of(chances, Draft([0]), first) == [RUN_CHANCES[place] * 4 / 5]

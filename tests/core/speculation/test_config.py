@@ -11,7 +11,7 @@ from augury.options import NoOptions, option
 from augury.registry import Registry
 from augury.speculation.config import Member, Speculation, choose_drafters, speculative_params
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import RequestDrafter
+from augury.speculation.profiles import RequestDrafter
 from augury.speculation.verification import Match, Synthetic, acceptance_rule
 
 PROMPT = [1, 2, 3, 4]

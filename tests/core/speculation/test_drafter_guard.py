@@ -15,8 +15,9 @@ from augury.engine.engine import Engine
 from augury.interfaces import DrafterTraits
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafter_guard import DrafterGuard
-from augury.speculation.drafts import CostlyAsk, DrafterProfile
+from augury.speculation.drafts import CostlyAsk
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import DrafterProfile
 from augury.speculation.verification import RULES
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
@@ -109,12 +110,18 @@ def run(*kinds, prompts=PROMPTS, **how):
 def guard_of(drafter):
     """A guard by itself, and the failures that it tells of."""
     seen = []
+
+    class Counts(dict):
+        def __setitem__(self, figure, told):
+            assert figure == "failed"
+            seen.append(told)
+
     sequence = SimpleNamespace(
         id="a",
         history=np.arange(6, dtype=np.int32),
         n_left=4,
         speculation=SimpleNamespace(timeout_s=9.0),
-        counter=SimpleNamespace(failed=lambda name, told: seen.append(told)),
+        counter=SimpleNamespace(by_drafter={"d": Counts()}),
     )
     return DrafterGuard(drafter, "d", sequence, VOCAB, 2, lambda *_: None), seen
 

@@ -17,7 +17,7 @@ from augury.plugins.memory.contiguous import Contiguous
 from augury.speculation.constants import CONSTANTS
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafting import Drafting
-from augury.speculation.drafts import CostlyAsk, RequestDrafter
+from augury.speculation.drafts import CostlyAsk, SlotProposals
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.verification import RULES, Synthetic
 from augury.testing.toy_model import ToyModel
@@ -314,7 +314,7 @@ class Told(DraftPlanner):
         self.planned.append(n_others + sum(1 + len(each) for each in nodes))
         return nodes
 
-    def observe_round(self, rounds, depth, n_others, pass_s):
+    def observe_round(self, rounds, depth, n_others, pass_s, overhead_s):
         self.passed.append(n_others + sum(1 + len(choice.draft) for choice, _ in rounds))
         if not n_others:
             lengths = [len(choice.proposals.sequence.history) - outcome.n_emitted for choice, outcome in rounds]
@@ -419,8 +419,10 @@ def test_the_time_around_drafters_is_that_of_proposals_and_of_what_is_learnt_fro
         def asked(self, drafters):
             return drafters  # in both slots, however long it takes
 
-        def observe_overhead(self, seconds):
-            seen.append(seconds)
+        def observe_round(self, rounds, depth, n_others, pass_s, overhead_s):
+            super().observe_round(rounds, depth, n_others, pass_s)
+            if overhead_s is not None:
+                seen.append(overhead_s)
 
     both_wait = Event()
 
@@ -431,7 +433,7 @@ def test_the_time_around_drafters_is_that_of_proposals_and_of_what_is_learnt_fro
             both_wait.wait()
             super().begin(history, n_reused)
 
-    monkeypatch.setattr(RequestDrafter, "score", taking(0.25, RequestDrafter.score))
+    monkeypatch.setattr(SlotProposals, "score", taking(0.25, SlotProposals.score))
     with toy_engine(drafter=lambda model: Slow(model, [(2, 0)]), planner=constant(1, kind=Watched), slots=2) as engine:
         answers = [engine.submit([token], max_tokens=40, **GREEDY) for token in (1, 2)]
         both_wait.set()

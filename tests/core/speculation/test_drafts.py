@@ -5,7 +5,8 @@ from augury.errors import PluginError
 from augury.interfaces import DrafterTraits
 from augury.speculation.chances import Chances
 from augury.speculation.costs import LossBudget
-from augury.speculation.drafts import DrafterProfile, RequestDrafter, SlotProposals, VerifiedNodes
+from augury.speculation.drafts import SlotProposals, VerifiedNodes
+from augury.speculation.profiles import DrafterProfile, RequestDrafter
 from augury.types import Draft
 
 
@@ -60,15 +61,14 @@ def test_what_was_verified_of_a_proposal_and_accepted_is_told_by_its_own_places(
     choice = VerifiedNodes(slot, slot.tree.part([0, 1, 3]), [0, 1, 3])
     assert choice.draft.tokens.tolist() == [5, 6, 8]
     assert choice.names == ["d0", "d0", "d1"]
-    assert [proposal.places([0, 1]) for proposal in slot.by_drafter.values()] == [[0, 1], [1, 3], [0], []]
     one, other, third, none = slot.by_drafter
     assert slot.tree.drafters == [one, other, third]
     counts = [[2, 2, 2, 2, 2], [3, 2, 2, 1, 0], [1, 1, 1, 0, 0]]
-    assert slot.tree.count(choice.nodes, [0, 1], [one, none]) == [*counts, counts[0]]
-    assert slot.tree.count(choice.nodes, [0], [other, third]) == [
-        *([2, 1, 2, 2, 1], [3, 1, 2, 1, 0], [1, 1, 1, 0, 0], [3, 1, 2, 1, 0])
-    ]
-    assert choice.counts([0, 1]) == [*counts, [0] * 5]
+    assert choice.counts([0, 1]) == [*counts, [0] * 5], "none is a lookup"
+    slot.lookups = [one, none]
+    assert choice.counts([0, 1]) == [*counts, counts[0]]
+    slot.lookups = [other, third]
+    assert choice.counts([0]) == [[2, 1, 2, 2, 1], [3, 1, 2, 1, 0], [1, 1, 1, 0, 0], [3, 1, 2, 1, 0]]
 
 
 def test_where_a_tree_may_not_branch_its_likeliest_path_alone_can_be_verified():
@@ -81,12 +81,11 @@ def test_what_follows_another_s_tokens_counts_and_teaches_once_these_were_right(
     lookup = RequestDrafter(DrafterProfile("lookup", chances=Chances([0.5, 0.5, 0.5])), None)
     slot = slot_of(Draft([5, 6]))
     slot.add(lookup, Draft([7, 8], evidence=[0, 0]))
-    slot.extend(lookup, Draft([9, 4], evidence=[1, 2]), 1)
+    slot.add(lookup, Draft([9, 4], evidence=[1, 2]), 1)
     assert paths_of(slot) == [[5], [5, 6], [7], [7, 8], [5, 6, 9], [5, 6, 9, 4]]
     choice = VerifiedNodes(slot, slot.tree.part([0, 1, 2, 4, 5]), [0, 1, 2, 4, 5])
     assert choice.path() == [0, 1, 4, 5]
     assert choice.counts([0, 1, 3])[1][:3] == [3, 1, 2]
-    assert slot.by_drafter[lookup].places([0, 1, 4]) == [2]
     for emitted, n_right, seen in (
         ([7, 8], 2, [2, 0, 0]),
         ([3], 0, [3, 0, 0]),
@@ -94,7 +93,7 @@ def test_what_follows_another_s_tokens_counts_and_teaches_once_these_were_right(
         ([5, 6, 9, 4, 1], 2, [5, 1, 1]),
         ([5, 6, 9, 3], 1, [6, 2, 2]),
     ):
-        lookup.score(slot, emitted)
+        slot.score(lookup, emitted)
         assert lookup.n_right == n_right
         assert [round(n) for n in lookup.profile.chances.table[0, -3:]] == seen
     assert [round(n) for n in lookup.profile.chances.table[1, -3:]] == [2, 2, 1]
@@ -123,9 +122,9 @@ def test_a_branch_beside_the_first_one_says_nothing_of_how_far_a_model_goes():
     drafter = RequestDrafter(DrafterProfile("d", is_costly=True), None)
     slot = SlotProposals(None, None, 9, 100)
     slot.add(drafter, Draft([5, 6, 7], [-1, 0, -1], confidence=[0.6, 0.5, 0.3]))
-    drafter.score(slot, [7])
+    slot.score(drafter, [7])
     assert drafter.chances.typical < 0.65 < drafter.chances.surest
-    drafter.score(slot, [5, 6])
+    slot.score(drafter, [5, 6])
     assert drafter.n_right == 2
 
 

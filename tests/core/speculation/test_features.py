@@ -7,7 +7,7 @@ from support.more_toys import registry_with_toys
 from support.toys import toy_engine
 
 from augury import Engine
-from augury.engine.round_pass import RoundPass
+from augury.engine.loop import Loop
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, DrafterTraits
@@ -150,14 +150,14 @@ def test_a_target_without_the_features_is_refused():
 
 
 def test_where_nobody_wants_features_no_pass_computes_them(monkeypatch):
-    asked, compute = [], RoundPass.compute
+    asked, forward = [], Loop._forward
 
     def watched(*parts):
-        done = compute(*parts)
+        done = forward(*parts)
         asked.append(done.features)
         return done
 
-    monkeypatch.setattr(RoundPass, "compute", watched)
+    monkeypatch.setattr(Loop, "_forward", watched)
     with toy_engine() as engine:
         engine.generate([1, 2], max_tokens=3)
     assert asked == [{}] * 3

@@ -4,7 +4,7 @@ from hypothesis import given, strategies as st
 from oracles import joint_tree as oracle
 
 from augury.speculation.chances import Agreement
-from augury.speculation.joint_tree import JointTree
+from augury.speculation.drafts import JointTree
 from augury.speculation.kernels import AGREED, ALONE, CONTESTED, RATIO, step_of
 from augury.types import Draft
 

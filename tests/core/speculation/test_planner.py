@@ -193,7 +193,7 @@ def test_a_model_that_missed_much_is_teacher_forced_beside_the_draft_of_another(
     model = request.every[1]
     for n_missed, k in ((24, 1), (25, 0)):
         planner.observe_teacher_forced(model, [True] * 16, 0.001)  # it was right, and may be tried at once
-        model.score(slot_of(request), [0] * n_missed)
+        slot_of(request).score(model, [0] * n_missed)
         for _ in range(200):
             planner.observe_round([plain_round(request)], DEPTH, 0, FAST[1])
         model.profile.budget.book(1.0)
@@ -208,7 +208,7 @@ def test_in_a_round_one_slot_is_teacher_forced():
     requests = [request_of(planner) for _ in range(4)]
     planner.profiles[0].budget.book(8.0)
     for request in requests:
-        request.every[0].score(slot_of(request), [0] * 30)
+        slot_of(request).score(request.every[0], [0] * 30)
     for _ in range(8):
         planner.observe_round([plain_round(request) for request in requests], DEPTH, 0, FAST[4])
     assert [ask.k for ask in planner.asks([slot_of(request) for request in requests])] == [0]
@@ -275,7 +275,7 @@ def sure(planner, n_slots=1, chance=0.95):
         def see(k, n_right, drafter=drafter, request=request):
             slot = slot_of(request)
             slot.add(drafter, Draft([1] * k))
-            drafter.score(slot, [1] * n_right + [0] * (n_right < k))
+            slot.score(drafter, [1] * n_right + [0] * (n_right < k))
 
         for _ in range(300):
             see(8, min(int(rng.geometric(1 - chance)), 8))
@@ -450,7 +450,7 @@ def test_whatever_happens_a_choice_respects_its_limits(table, seen, is_costly):
         choice = choice_of(slot, nodes)
         path = range(min(n_right, len(nodes)) if choice.draft.parents is None else 0)
         for drafter in request.every:
-            drafter.score(slot, [*choice.draft.tokens.tolist()[: len(path)], 0])
+            slot.score(drafter, [*choice.draft.tokens.tolist()[: len(path)], 0])
         planner.observe_round([(choice, outcome_of(len(path)))], DEPTH, 0, pass_s)
 
 

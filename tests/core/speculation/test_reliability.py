@@ -13,8 +13,10 @@ from oracles.planner_scenarios import choice_of, request_of, slot_of
 from augury.drafters.recycle import Recycle, RecycleOptions
 from augury.drafters.suffix import Suffix, SuffixOptions
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import DrafterProfile, Outcome, Trials
+from augury.speculation.drafts import Outcome
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import DrafterProfile
+from augury.speculation.trials import Trials
 from augury.types import Verdict
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -87,7 +89,7 @@ def play(n_pages=4, plant=lambda planner: None):
             verdict = Verdict(0, 0, len(emitted), is_used=False, top_after=after, top_ids=best[after], top_logits=best[after])
             slot.tree.teach(planner.agreement, emitted)
             for known, drafter in zip(request.every, drafters, strict=True):
-                known.score(slot, emitted)
+                slot.score(known, emitted)
                 drafter.accept(text[: at + 1], verdict)
             planner.observe_round([(choice, outcome)], at, 0, COSTS[0].seconds)
     return np.array(found, float), np.array(tried, float)

@@ -7,9 +7,11 @@ from support.toys import ScriptedDrafter, planner_of, toy_engine
 from augury.interfaces import DrafterTraits
 from augury.speculation.chances import Agreement, Bucket
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import DrafterProfile, Trial, Trials
+from augury.speculation.drafts import SlotProposals
 from augury.speculation.kernels import AGREED, ALONE, CONTESTED, RATIO, step_of
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import DrafterProfile, RequestDrafter
+from augury.speculation.trials import Trial, Trials
 from augury.types import Draft
 
 COSTS = [PassTime(n, 0, 0.02 + 0.001 * n) for n in (1, 4, 16)]
@@ -86,8 +88,11 @@ def test_buckets_have_names():
         "confidence 0.98 to 1",
     ]  # fmt: skip
     child = chances.child()
-    assert chances.of(child.buckets(Draft([1]), 0)).tolist() == [chances.bucket(1).prior]
-    assert [chances.bucket(bucket).prior for bucket in child.buckets(Draft([1], confidence=[0.5]), 0)] == [0.55]
+    for draft, prior in ((Draft([1]), chances.bucket(1).prior), (Draft([1], confidence=[0.5]), 0.55)):
+        slot, drafter = SlotProposals(None, None, 9, 0), RequestDrafter(DrafterProfile("toy"), None, child)
+        slot.add(drafter, draft)
+        assert slot.tree.chances.tolist() == [prior]
+        assert [chances.bucket(bucket).prior for bucket in slot.by_drafter[drafter].buckets] == [prior]
 
 
 @pytest.mark.parametrize("is_planned", [True, False])

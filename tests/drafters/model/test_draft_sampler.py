@@ -12,8 +12,8 @@ from augury.drafters.model.written_draft import DraftSampler
 from augury.passes import ArrayPass
 from augury.sampling import SamplingParams
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.drafts import DrafterProfile
 from augury.speculation.planner import DraftPlanner
+from augury.speculation.profiles import DrafterProfile
 
 PARAMS = SamplingParams(temperature=0.9, top_k=5, top_p=0.95, min_p=0.0, seed=7)
 ROW = np.random.default_rng(1).normal(scale=2, size=20).astype(np.float32)

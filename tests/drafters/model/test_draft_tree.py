@@ -11,7 +11,8 @@ from augury.drafters.draft_model import DraftModelOptions
 from augury.drafters.model.written_draft import TreeShape, WrittenDraft, branched
 from augury.errors import OptionError
 from augury.options import build
-from augury.speculation.drafts import DrafterProfile, RequestDrafter, SlotProposals
+from augury.speculation.drafts import SlotProposals
+from augury.speculation.profiles import DrafterProfile, RequestDrafter
 from augury.types import Draft
 
 WRITTEN = WrittenDraft(

@@ -11,7 +11,7 @@ from augury.plugins.bench.page import page
 from augury.plugins.bench.pair_stats import DrafterResult
 from augury.plugins.bench.paired_runs import Reliability
 from augury.speculation.chances import Bucket
-from augury.speculation.drafts import Trial
+from augury.speculation.trials import Trial
 from augury.types import Token
 
 VOID = {"meta"}

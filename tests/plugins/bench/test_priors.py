@@ -9,7 +9,7 @@ import pytest
 from augury.plugins.bench.priors import AGREEMENT, BucketCounts, main, pooled, table_lines
 from augury.registry import Registry
 from augury.speculation.chances import Agreement, Chances
-from augury.types import Draft
+from augury.speculation.constants import EVIDENCE, TYPICAL
 
 PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
 DRAFTERS = Registry.discover().drafters
@@ -101,9 +101,7 @@ def shipped():
     """The chances that tokens begin with, by drafter and bucket, and the ratios of agreement, by kind and chance."""
     own = {(name, f"evidence {i}"): p for name, each in DRAFTERS.items() for i, p in enumerate(each.traits.evidence_chances)}
     chances = Chances()
-    buckets = chances.buckets(Draft([0] * 40), 0).tolist()
-    buckets += chances.buckets(Draft([0] * 1000, confidence=[i / 1000 for i in range(1000)]), 0).tolist()
-    own |= {("any", bucket.name): bucket.prior for bucket in map(chances.bucket, dict.fromkeys(buckets))}
+    own |= {("any", bucket.name): bucket.prior for bucket in map(chances.bucket, range(TYPICAL + 1, EVIDENCE))}
     kinds = range(3)
     ratios = {Agreement.bucket(kind, i / 1000) for kind in kinds for i in range(1000)}
     return own | {tuple(ratio.name.split(", ")): ratio.prior for ratio in ratios}

@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 
 from augury.plugins.bench.paired_runs import Reliability, Tally
 from augury.speculation.chances import Bucket
-from augury.speculation.drafts import Trial
+from augury.speculation.trials import Trial
 
 SHORT, LONG = Bucket("evidence 0", 0.2), Bucket("evidence 1", 0.9)
 ALONE, AGREED = Bucket("alone, chance 0.05 to 0.15", 0.5), Bucket("agreed, chance 0.05 to 0.15", 2.0)
