@@ -11,7 +11,7 @@ from augury.options import NoOptions, option
 from augury.registry import Registry
 from augury.speculation.config import Member, Speculation, choose_drafters, speculative_params
 from augury.speculation.costs import PassCosts, PassTime
-from augury.speculation.profiles import RequestDrafter
+from augury.speculation.drafts import SlotProposals
 from augury.speculation.verification import Match, Synthetic, acceptance_rule
 
 PROMPT = [1, 2, 3, 4]
@@ -162,14 +162,14 @@ def test_requests_say_that_acceptance_was_synthetic_and_others_do_not():
 @pytest.mark.parametrize(("script", "rate"), [((0, 4), 1.0), ((4, 0), 0.0)])
 @pytest.mark.parametrize("n_verified", [1, 4])
 def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, rate, n_verified, monkeypatch):
-    seen, score = [], RequestDrafter.score
+    seen, score = [], SlotProposals.score
 
-    def scored(self, slot, emitted):
-        score(self, slot, emitted)
-        if (proposal := slot.by_drafter.get(self)) is not None and len(proposal.draft):
-            seen.append(self.n_right / min(len(proposal.draft), len(emitted)))
+    def scored(slot, drafter, emitted):
+        score(slot, drafter, emitted)
+        if (proposal := slot.by_drafter.get(drafter)) is not None and len(proposal.draft):
+            seen.append(drafter.n_right / min(len(proposal.draft), len(emitted)))
 
-    monkeypatch.setattr(RequestDrafter, "score", scored)
+    monkeypatch.setattr(SlotProposals, "score", scored)
     costs = PassCosts([PassTime(n, 0, 1.2 if n <= 1 + n_verified else 9.0) for n in (1, 2, 3, 5)], 8)
     drafter = [lambda model: ScriptedDrafter(model, (script,))]
     with toy_engine(n_ctx=320, drafter=drafter, n_max=4, rule=Synthetic((rate,)), planner=planner_of(costs, False)) as engine:
