@@ -662,3 +662,30 @@ def test_rejection_at_temperature_0_is_plain_decoding():
         result = engine.generate([1, 2, 3], max_tokens=20, **GREEDY)
     assert list(result.tokens) == ToyModel().plain([1, 2, 3], 20)
     assert result.stats.n_accepted > 0
+
+
+def test_each_of_several_drafters_hears_which_of_its_own_nodes_are_on_the_path():
+    found = {}
+
+    class Listening(TreeDrafter):
+        def draft(self, history, limit):
+            self.drafted = super().draft(history, limit)
+            return self.drafted
+
+        def accept(self, history, verdict):
+            path, above = list(verdict.path), self.drafted.above.tolist()
+            emitted = history[len(history) - verdict.n_emitted :].tolist()
+            assert [above[node] for node in path] == [-1, *path][: len(path)]
+            assert self.drafted.tokens[path].tolist() == emitted[: len(path)]
+            assert len(path) == verdict.n_accepted
+            found.setdefault(self.name, []).append(path)
+
+    kinds = [type(name, (Listening,), {"name": name}) for name in ("one", "other")]
+    drafters = [lambda model, kind=kind, seed=seed: kind(model, seed) for seed, kind in enumerate(kinds)]
+    with toy_engine(drafter=drafters, planner=constant(2), n_ctx=256) as engine:
+        result = engine.generate([1, 2, 3], max_tokens=200, **GREEDY)
+    assert list(result.tokens) == ToyModel().plain([1, 2, 3], 200)
+    assert all(sum(len(path) > 1 for path in paths) > 9 for paths in found.values())
+    assert any(path != [*range(len(path))] for paths in found.values() for path in paths), "nodes come in any order"
+    pairs = zip(*found.values(), strict=True)
+    assert any(one and other and one != other for one, other in pairs), "both were right, by nodes of different places"
