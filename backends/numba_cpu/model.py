@@ -138,19 +138,20 @@ class NumbaCpuModel(CompiledModel):
 
     def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
         """See `Model.forward_chain`: before each pass but the first only tokens, positions and hidden states are written."""
-        n_rows, of = len(batch.rows), batch.slots.tolist()
-        if not n_rows < n_passes * n_rows <= self.chain_rows or of != sorted(of):
+        n_rows = len(batch.rows)
+        if n_passes == 1 or not n_rows or not self.chain_rows:
             return super().forward_chain(batch, n_passes)
         self._check_chain(batch, n_passes)
         if n_passes * n_rows > len(self._logits):
             self._make_room(n_passes * n_rows)
-        passed, slots, positions = self.forward(batch), batch.slots[batch.rows], batch.positions[batch.rows]
-        (program, narrow), rows, made = self._program(batch, n_rows), np.arange(n_rows), batch.rows
+        passed, slots, positions, rows = self.forward(batch), batch.slots[batch.rows], batch.positions[batch.rows], batch.rows
+        (program, narrow), order = self._program(batch, n_rows), np.argsort(slots, kind="stable")
+        slots, places = slots[order], np.argsort(order)
         for first in range(n_rows, n_passes * n_rows, n_rows):
-            tokens, positions = np.maximum(passed.argmax(), 0), positions + 1
-            hidden = None if batch.hidden is None else passed.features(*batch.features)[made]
-            self._pass((tokens, positions, slots, positions), None, rows, first, 0, program, hidden)
-            features, made = program.told(batch.features, slice(n_rows)), rows
+            tokens, positions = np.maximum(passed.argmax(), 0)[order], positions + 1
+            hidden = None if batch.hidden is None else passed.features(*batch.features)[rows][order]
+            self._pass((tokens, positions[order], slots, positions[order]), None, places, first, 0, program, hidden)
+            features, rows = program.told(batch.features, places), np.arange(n_rows)
             passed = self._result(self._logits[first : first + n_rows], narrow, features, first)
         return self._result(self._logits[: n_passes * n_rows], narrow, features)
 

@@ -358,7 +358,7 @@ def test_a_head_that_feeds_itself_gives_what_it_is_fed_one_by_one(name, vocabula
     options = ModelOptions(n_ctx=64, n_slots=2, threads=2)
     with closing(NumbaCpu(NumbaCpu.options_class()).load(file, plan_of(file, REGISTRY), options, Progress())) as model:
         hidden, tokens = rng.normal(size=(5, model.info.n_embd)).astype(np.float32), rng.integers(0, 128, 5)
-        parts = [Batch.chain(tokens[:3]), Batch.chain(tokens[3:], slot=1)]
+        parts = [Batch.chain(tokens[:3], slot=1), Batch.chain(tokens[3:])]
         output = f"layer.{model.info.n_layers - 1}"
         batch = attrs.evolve(joined(*parts), rows=np.int32([2, 4]), hidden=hidden, features=(output,), vocabulary=vocabulary)
         right = Model.forward_chain(model, batch, 6)
@@ -372,20 +372,19 @@ def test_a_head_that_feeds_itself_gives_what_it_is_fed_one_by_one(name, vocabula
         assert all(map(np.array_equal, model.slot_memory(0, 8), kept))
 
 
-def test_a_chain_reads_no_row_of_another_pass(models):
-    model = models("llama-dense")
-    batch = joined(
-        Batch.chain(some_tokens(9), rows=np.int32([8])), Batch.chain(some_tokens(4, seed=3), slot=1, rows=np.int32([3]))
-    )
-    right = Model.forward_chain(model, batch, 8)
-    rows, best = right.rows().copy(), right.argmax()
-    found = model.forward_chain(batch, 8)
-    assert np.array_equal(found.rows(), rows)
-    assert np.array_equal(found.argmax(), best)
-    assert all(found.log_normalizer(i) == right.log_normalizer(i) for i in range(16))
-    assert model.chain_rows == 16
-    longer = model.forward_chain(batch, 9)  # by passes one by one
-    assert np.array_equal(longer.rows()[:16], rows)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_chain_gives_what_its_passes_give_one_by_one_in_whatever_order_slots_come(models, order):
+    model, n_passes = models("llama-dense"), 40
+    texts = [some_tokens(9), some_tokens(4, seed=3)]
+    batch = joined(*[Batch.chain(texts[slot], slot=slot, rows=np.int32([len(texts[slot]) - 1])) for slot in order])
+    found = model.forward_chain(batch, n_passes)
+    rows, best, normalizers = found.rows().copy(), found.argmax(), [found.log_normalizer(i) for i in range(2 * n_passes)]
+    for n in range(n_passes):
+        passed = model.forward(batch)
+        assert np.array_equal(passed.rows(), rows[2 * n : 2 * n + 2])
+        assert [passed.log_normalizer(i) for i in range(2)] == normalizers[2 * n : 2 * n + 2]
+        parts = zip(order, best[2 * n : 2 * n + 2], strict=True)
+        batch = joined(*[Batch.chain([token], slot=slot, start=len(texts[slot]) + n) for slot, token in parts])
 
 
 @pytest.mark.parametrize("name", ["eagle3-llama", "dflash2-qwen3", "dspark-qwen3", "mtp-qwen35"])
