@@ -59,6 +59,11 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
     if body.n_scored is not None and body.stream:
         message = "the prompt's log-probabilities (prompt_logprobs, or echo with logprobs) cannot be streamed; leave out stream"
         raise RequestError(400, message, param="stream")
+    if body.suffix and (body.echo or body.n_scored is not None):
+        message = (
+            "suffix with echo or prompt_logprobs, expected one of them: the prompt of a gap is other tokens; leave out suffix"
+        )
+        raise RequestError(400, message, param="suffix")
     check_texts(body.prompts)
     begun = head(server, "text_completion", "cmpl")
     params = {"echo": body.echo, "max_tokens": body.max_tokens, "logprobs": body.logprobs}

@@ -104,11 +104,19 @@ def test_log_probabilities_are_streamed(ai):
     assert [lp for each in found for lp in each.token_logprobs] == whole.token_logprobs
 
 
+def test_a_gap_is_filled_as_by_infill(ai, client):
+    asked = {"input_prefix": "def f(", "input_suffix": "):", "n_predict": 8}
+    right = client.post("/infill", json=asked).json()["content"]
+    found = ai.completions.create(**ASKED | {"prompt": "def f(", "suffix": "):"})
+    assert found.choices[0].text == right
+    assert right != ai.completions.create(**ASKED | {"prompt": "def f("}).choices[0].text
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
         ({"best_of": 3}, "best_of is 3"),
-        ({"suffix": "x"}, "suffix"),
+        ({"suffix": "x", "echo": True}, "suffix with echo"),
         ({"prompt": ""}, "prompt is empty"),
         ({"max_tokens": 0, "echo": True}, "max_tokens is 0, which needs"),
         ({"stream": True, "echo": True, "logprobs": 1}, "cannot be streamed"),
