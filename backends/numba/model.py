@@ -19,7 +19,7 @@ class CompiledModel(Model):
     """A plan whose passes are programs, which its emitters write."""
 
     def __init__(self, info: ModelInfo, lowering: PlanEmitters[Any, Any], tokens: np.ndarray | None) -> None:
-        """Of a plan whose logits are those of some `tokens` alone, these are (m,) int32."""
+        """Take over the emitters of a plan; `tokens` (m,) are those that its logits are of, None: all."""
         self._plan = plan = lowering.plan
         self.info, self.state_spec, self.options, self.features = info, lowering.state_spec, lowering.options, plan.features
         self._known = (plan.embedding.n_vocab, info, self.state_spec, self.features)
@@ -41,6 +41,11 @@ class CompiledModel(Model):
         return None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
 
     def _check_chain(self, batch: Batch, n_passes: int) -> None:
+        """Check that the tokens that a chain of passes chooses fit into their slots, too.
+
+        Raises:
+            CapacityError: They do not.
+        """
         if (last := int(batch.positions.max()) + n_passes - 1) >= (n_ctx := self.state_spec.n_ctx):
             raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
 

@@ -214,9 +214,8 @@ class NumbaCpuModel(CompiledModel):
         """The program of a pass of n tokens, and how its logits are to be read if they are of a vocabulary."""
         has_rows = len(batch.rows) > 0
         key = n > PRIVATE_TOKENS, batch.part, batch.layers, batch.features, batch.hidden is None, has_rows
-        if (
-            program := self._programs.get(key)
-        ) is None:  # of small models Python between passes is felt, so by the shortest way
+        program = self._programs.get(key)  # by the shortest way: of small models Python between passes is felt
+        if program is None:
             layers = batch.layers or self.info.parts[batch.part].layers
             # features of the layers before are there when the last one has stored its caches
             is_read = has_rows or not {"output", f"layer.{layers[1] - 1}"}.isdisjoint(batch.features)

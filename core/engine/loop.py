@@ -60,7 +60,7 @@ class Loop:
     _counter: EngineCounter = field(
         default=Factory(lambda self: EngineCounter(self._context.spec.n_slots), takes_self=True), init=False
     )
-    _pass_s: float = field(default=0.0, init=False)  # that the last pass took
+    _pass_s: float = field(default=0.0, init=False)  # seconds of the last pass; of a chain those of each
 
     @property
     def n_sequences(self) -> int:

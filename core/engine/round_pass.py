@@ -105,7 +105,7 @@ def n_chained(context: EngineContext, drafting: Drafting, sequences: Sequence[Ru
         return 1
     if any([each.request.hidden_states or not each.sampler.is_best_allowed for each in sequences]):  # noqa: C419 - a generator takes longer
         return 1
-    n_unseen = int(_LONGEST_S / max(pass_s, _LONGEST_S / _LONGEST))
+    n_unseen = int(_LONGEST_S / max(pass_s, _LONGEST_S / _LONGEST))  # at most _LONGEST
     n = max(min([n_unseen, context.chain_rows // len(sequences), *[each.n_left for each in sequences]]), 1)
     if drafted := [each for each in sequences if each.is_drafted]:
         return 1 if drafting.wants_features else 1 + drafting.rest(drafted, n - 1)

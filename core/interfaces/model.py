@@ -64,7 +64,8 @@ class Model(SlotStates, ABC):
     def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
         """Compute a pass, then pass after pass over the most probable token after each row of the one before.
 
-        A model that is quicker at that than pass after pass has `chain_rows`, and overrides this method.
+        A model that is quicker at that than pass after pass has `chain_rows`, and overrides this method. Here rows
+        are joined to an array: where a backend's `Pass.log_normalizer` adds in an order of its own, last bits differ.
 
         Args:
             batch: A chain of certain tokens of each slot, the last of which has a row. With hidden states it names one feature:
