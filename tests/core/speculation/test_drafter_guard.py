@@ -459,8 +459,11 @@ def test_a_drafter_that_fails_in_teacher_forcing_is_left_out(fault, told, caplog
 
 
 def test_a_warning_that_cannot_be_written_ends_nothing(monkeypatch):
+    written = []
+
     class Broken(logging.Handler):
         def emit(self, record):
+            written.append(record)
             raise ValueError("I/O operation on closed file")
 
     logger, handler = logging.getLogger("augury.speculation.drafting"), Broken()
@@ -469,6 +472,7 @@ def test_a_warning_that_cannot_be_written_ends_nothing(monkeypatch):
         run(faulty(fault=raising(RuntimeError("no idea"))))
     finally:
         logger.removeHandler(handler)
+    assert written, "it was tried"
 
 
 class Wild(ScriptedDrafter):
