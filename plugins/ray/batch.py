@@ -131,6 +131,7 @@ class Workers:
 
     def _leave_out(self, worker: _Worker, error: AuguryError) -> None:
         self._workers.remove(worker)
+        ray.kill(worker.actor)  # the error's traceback holds it, and it the node's cores
         message = f"worker {worker.name} cannot be used: {getattr(error, 'cause', error)}"
         say(message)
         if not self._workers:

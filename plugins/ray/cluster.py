@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
 import os
 import signal
@@ -30,6 +31,7 @@ _QUIET = {  # likewise, of a cluster that is started here: figures that nobody r
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
 }
 _OBJECT_BYTES = 80 << 20  # of the memory for objects, of which prompts and tokens need next to nothing: Ray's least
+_ACTION_BYTES = 1024  # more than any system's struct sigaction
 
 
 def check_ray(what: str) -> None:
@@ -52,7 +54,7 @@ def join(address: str) -> None:
     if address == LOCAL:
         started = {"include_dashboard": False, "object_store_memory": _OBJECT_BYTES}
         _set(_QUIET)
-    before = signal.getsignal(signal.SIGTERM)
+    before = _SignalAction(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **started)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -60,8 +62,23 @@ def join(address: str) -> None:
         raise AuguryError(
             f"no Ray cluster at {address}: {message}; start one with ray start, or name one by --ray or RAY_ADDRESS"
         ) from None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # which Ray has taken
+    finally:
+        before.restore()
+
+
+class _SignalAction:
+    """What a signal does, which Ray takes for the whole process when it is joined; Python sets it on its main thread alone."""
+
+    def __init__(self, number: int) -> None:
+        self._number, self._handler = number, signal.getsignal(number)
+        self._libc, self._action = ctypes.CDLL(None), ctypes.create_string_buffer(_ACTION_BYTES)
+        self._libc.sigaction(number, None, self._action)
+
+    def restore(self) -> None:
+        """Have it do the same again."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(self._number, self._handler)
+        self._libc.sigaction(self._number, self._action, None)
 
 
 def _set(environment: Mapping[str, str]) -> None:

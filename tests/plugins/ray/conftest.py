@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-ARGS = {"num_cpus": 1, "object_store_memory": 80 << 20}
+NAMES = ("first", "second")  # of the nodes
+HEAD = {"include_dashboard": False, "no_monitor": True}  # of the head node
+ARGS = {"include_log_monitor": False, "num_cpus": 1, "object_store_memory": 80 << 20}
 
 
 class Nodes:
@@ -15,10 +17,11 @@ class Nodes:
     def __init__(self, cluster):
         self.address = cluster.address
         self.ids = [node.node_id for node in cluster.list_all_nodes()]
-        self._raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
+        raylets = (node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes())
+        self._raylets = dict(zip(raylets, NAMES, strict=True))
 
-    def workers(self, name):
-        """The ids of the processes whose title begins so."""
+    def workers(self, name, *nodes):
+        """The ids of the processes whose title begins so, on these nodes or on any."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -28,7 +31,7 @@ class Nodes:
                 )
             except (OSError, IndexError):
                 continue
-            if parent in self._raylets and title.startswith(name.encode()):
+            if self._raylets.get(parent) in (nodes or NAMES) and title.startswith(name.encode()):
                 found.append(int(folder.name))
         return found
 
@@ -43,8 +46,8 @@ def nodes():
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"node_name": "first", "include_dashboard": False, **ARGS})
-    cluster.add_node(node_name="second", **ARGS)
+    cluster = Cluster(initialize_head=True, head_node_args={"node_name": NAMES[0], **HEAD, **ARGS})
+    cluster.add_node(node_name=NAMES[1], **ARGS)
     yield Nodes(cluster)
     ray.shutdown()
     cluster.shutdown()

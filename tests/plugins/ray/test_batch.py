@@ -7,6 +7,7 @@ import time
 
 import pytest
 from support.commands import here, run
+from support.servers import settled
 
 from augury.plugins.ray import cluster
 from augury.plugins.server.batch import rows
@@ -57,6 +58,7 @@ def test_a_model_that_no_worker_can_load_is_the_end(capsys, tmp_path, nodes):
     code, _, err = run(capsys, "batch", source, tmp_path / "out.jsonl", *flags, "--ray", nodes.address)
     assert (code, err.count("none.gguf")) == (1, 3)
     assert "vm/1 cannot be used: " in err or "/1 cannot be used: " in err
+    assert settled(lambda: len(nodes.workers("ray::Actor")), 0) == 0, "who is left out leaves the cores to others"
 
 
 @pytest.mark.ray

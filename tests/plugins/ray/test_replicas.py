@@ -36,6 +36,8 @@ def server(nodes):
     with serving(*here(), *words, is_loaded=False) as found:
         found.wait_for("is ready, loaded in")
         yield found
+        assert found.end() == 0
+    assert not nodes.workers("ray::ServeReplica"), "the replicas end with the command"
 
 
 def prompt(i, n=8):
