@@ -11,6 +11,7 @@ from attrs import Factory, define, field, frozen
 
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
+from augury.backends.numba_cpu.kernels.rows import place_rows
 from augury.backends.numba_cpu.kernels.struct import dtype, table
 from augury.backends.numba_cpu.kernels.team import record_of
 from augury.backends.numba_cpu.memory import Arena, memory_at, up
@@ -284,6 +285,13 @@ class Tape:
         """Write that rows, or those whose logits are wanted, are copied, as often as one has room in a row of the others."""
         params = {"size": rows.width, "n_times": to.width // rows.width, "is_output": is_output}
         self.add_by_rows("copying rows", step.copy_rows, x=rows, y=to, **params)
+
+    def place(
+        self, work: str, x: ThreadRows, to: ThreadRows, size: int, norm: Norm | None = None, *, is_private: bool = False
+    ) -> None:
+        """Write that rows of `size` values, or their norms, go elsewhere; each thread's own, or of all threads."""
+        given = {"norm": self.weights.norm(norm), "group": size if norm is None else norm.size, "is_private": is_private}
+        self.add(Work(work), place_rows, x=x, to=to, n_parts=1, size=size, **given)
 
     def _sum_and_norm(
         self, norm: Norm | None, out: ThreadRows, x: ThreadRows, *, is_output: bool = False, waits: bool = False

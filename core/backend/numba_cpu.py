@@ -1,6 +1,8 @@
 """Kernels of your own for the CPU: emitters of operations, and the primitives that kernels are written in."""
 
 from augury.backends.numba_cpu.kernels.activation import (
+    activate_kernel as activate_kernel,
+    activating as activating,
     exponential as exponential,
     sigmoid as sigmoid,
     silu as silu,
@@ -18,6 +20,7 @@ from augury.backends.numba_cpu.kernels.compiler import (
     resolved_once as resolved_once,
 )
 from augury.backends.numba_cpu.kernels.jit import helper as helper, package_kernel
+from augury.backends.numba_cpu.kernels.rows import place_rows as place_rows
 from augury.backends.numba_cpu.kernels.simd import (
     add as add,
     div as div,

@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from augury.backends.numba_cpu.kernels.activation import activate_kernel, activating
+from augury.backends.numba_cpu.kernels.rows import place_rows
 from augury.backends.numba_cpu.operations import Tape, ThreadRows, Work, row_bytes
 from augury.blocks import Linear, Norm
 from augury.lowering import ConnectionEmitter
 from augury.plugins.residual_streams import AttentionResidual, GatedHyperConnection, HyperConnection
 from augury.plugins.residual_streams.connections import n_begun
 from augury.plugins.residual_streams.kernels import numba_cpu as kernels
+
+_SILU = activate_kernel(activation="silu", is_gated=False, is_limited=False, limits_activated=False)
 
 
 class AttentionResidualEmitter(ConnectionEmitter):
@@ -77,10 +81,9 @@ class _Emitter(ConnectionEmitter):
     def _streams(self, tape: Tape) -> dict[str, Any]:
         return {"streams": tape.streams, "n_streams": self.n_streams, "size": self.size}
 
-    def _normed(self, tape: Tape, norm: Norm, n_parts: int) -> ThreadRows:
+    def _normed(self, tape: Tape, norm: Norm) -> ThreadRows:
         normed = tape.space.named("normed streams", self.n_streams * self.size)
-        parts = {"n_parts": n_parts, "size": norm.size, "norm": tape.weights.norm(norm)}
-        tape.add_by_rows("norm", kernels.norm_streams, x=tape.streams, out=normed, **parts)
+        tape.place("norm", tape.streams, normed, normed.width, norm, is_private=tape.space.is_private)
         return normed
 
     def _weigh(self, tape: Tape, made: Linear, n_gates: int, n_rounds: int = 0, eps: float = 0.0) -> None:
@@ -108,11 +111,11 @@ class HyperConnectionEmitter(_Emitter):
     """Reads streams by weights, and mixes them."""
 
     connection: HyperConnection
-    kernels = (kernels.weigh_streams, kernels.write_streams, kernels.read_streams, kernels.norm_streams)
+    kernels = (kernels.weigh_streams, kernels.write_streams, kernels.read_streams, place_rows)
 
     def read(self, tape: Tape) -> None:
         made = self.connection.coefficients
-        normed = self._normed(tape, self.connection.norm, 1)
+        normed = self._normed(tape, self.connection.norm)
         tape.multiply("connections", normed, [(made, tape.buffers["coefficients"])])
         self._weigh(tape, made, min(made.n_out, 2 * self.n_streams), self.connection.n_rounds, self.connection.eps)
         self._read(tape, self._weights(tape))
@@ -134,10 +137,7 @@ class GatedHyperConnectionEmitter(_Emitter):
     """Reads gated streams, and adds to all of them."""
 
     connection: GatedHyperConnection
-    kernels = (
-        *(kernels.weigh_streams, kernels.write_streams, kernels.norm_streams),
-        *(kernels.read_gated_streams, kernels.silu_rows),
-    )
+    kernels = (kernels.weigh_streams, kernels.write_streams, place_rows, kernels.read_gated_streams, _SILU)
 
     def buffers(self) -> Mapping[str, int]:
         low = dict.fromkeys(("low streams", "activated streams"), row_bytes(self.connection.down.n_out))
@@ -145,13 +145,13 @@ class GatedHyperConnectionEmitter(_Emitter):
 
     def read(self, tape: Tape) -> None:
         down, up, inject = self.connection.down, self.connection.up, self.connection.inject
-        normed = self._normed(tape, self.connection.norm, self.n_streams)
+        normed = self._normed(tape, self.connection.norm)
         low, bent, gates = (tape.buffers[f"{name} streams"] for name in ("low", "activated", "gates of"))
         written = [] if inject is None else [(inject, tape.buffers["coefficients"])]
         tape.multiply("connections", normed, [(down, low), *written])
-        x_low = tape.products("low streams", down.n_out)
-        tape.add(Work("activation"), kernels.silu_rows, x=x_low, y=bent, size=down.n_out)
-        tape.multiply("connections", ThreadRows(bent, down.n_out), [(up, gates)])
+        rows = {"x": tape.products("low streams", down.n_out), "up": ThreadRows(0, 0), "out": ThreadRows(bent, down.n_out)}
+        tape.add(Work("activation"), _SILU, **rows, size=down.n_out, activation=activating(None, ()))
+        tape.multiply("connections", rows["out"], [(up, gates)])
         if inject is not None:
             self._weigh(tape, inject, self.n_streams)
         read = {**self._streams(tape), "streams": normed, "gates": tape.products("gates of streams", up.n_out)}

@@ -17,9 +17,9 @@ from numba.extending import intrinsic
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.step import copy_row, normalise
+from augury.backends.numba_cpu.kernels.step import copy_row, normalise, share
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own_row, row_of
+from augury.backends.numba_cpu.kernels.team import Record, StridedRows, own_row
 
 f32 = np.float32
 
@@ -32,14 +32,16 @@ class PlaceRows(Record):
     size: int
     norm: int  # address; 0: none
     group: int  # values that are normed together
+    is_private: bool
 
 
 @kernel(record=PlaceRows)
 def place_rows(record, state, thread, n_threads):
     """Copy rows, or their norms by groups."""
-    size, norm, n = record.size, record.norm, state.n_tokens * record.n_parts
-    for t in range(n * thread // n_threads, n * (thread + 1) // n_threads):
-        x, y = own_row(record.x, thread, t), row_of(record.to, t)
+    size, norm = record.size, record.norm
+    first, end = share(state.n_tokens * record.n_parts, thread, n_threads, record.is_private)
+    for t in range(first, end):
+        x, y = own_row(record.x, thread, t), own_row(record.to, thread, t)
         if norm != 0:
             for head in range(size // record.group):
                 at = 4 * head * record.group

@@ -99,7 +99,7 @@ class MultiplyHeadsEmitter(OperationEmitter[MultiplyHeads]):
         _multiply_heads(tape, part, place)
         if self._is_padded:
             rows = {"x": ThreadRows(made, self._padded), "to": ThreadRows(to, part.n_out), "n_parts": part.n}
-            tape.add(Work("gathering rows"), place_rows, **rows, size=part.n_out, norm=0, group=0)
+            tape.add(Work("gathering rows"), place_rows, **rows, size=part.n_out, norm=0, group=0, is_private=False)
 
     @property
     def _padded(self) -> int:

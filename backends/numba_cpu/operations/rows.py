@@ -17,7 +17,7 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_byte
 from augury.backends.numba_cpu.kernels.rows import Operand, by_row_kernel
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work
-from augury.blocks import Experts, Norm, Vector
+from augury.blocks import Experts, Vector
 from augury.errors import UnsupportedError
 from augury.lowering import Operation, Scope, Value, source_key
 from augury.lowering.rewrites import AddLowRank, MultiplyActivated
@@ -36,7 +36,7 @@ class NormalizeEmitter(OperationEmitter[op.Normalize]):
         operation, placed = self.operation, self.placed
         to = ThreadRows(placed.rows(operation.out, tape).address, placed.layout.stride(operation.out))
         work = "norm" if operation.norm else "copying rows"
-        _place(tape, work, _source(operation.x, placed, tape), to, operation.x.width, operation.norm)
+        tape.place(work, _source(operation.x, placed, tape), to, operation.x.width, operation.norm)
 
 
 def _source(x: op.Value, placed: Placed, tape: Tape) -> ThreadRows:
@@ -44,12 +44,6 @@ def _source(x: op.Value, placed: Placed, tape: Tape) -> ThreadRows:
     if (kept := tape.kept.get(x.root)) is None:
         return placed.at(x)
     return ThreadRows(kept.address + 4 * x.first, kept.width, kept.thread_stride)
-
-
-def _place(tape: Tape, work: str, x: ThreadRows, to: ThreadRows, size: int, norm: Norm | None = None) -> None:
-    """Write that rows, or their norms, go elsewhere."""
-    given = {"norm": tape.weights.norm(norm), "group": size if norm is None else norm.size}
-    tape.add(Work(work), rows.place_rows, x=x, to=to, n_parts=1, size=size, **given)
 
 
 @EMITTERS.of(op.Multiply)
@@ -158,7 +152,7 @@ class JoinEmitter(OperationEmitter[op.Join]):
         to, column = self.placed.at(self.operation.out), 0
         for value in self.operation.x:
             part = ThreadRows(to.address + 4 * column, to.width)
-            _place(tape, "joining rows", _source(value, self.placed, tape), part, value.width)
+            tape.place("joining rows", _source(value, self.placed, tape), part, value.width)
             column += value.width
 
 
@@ -177,7 +171,7 @@ class InitStreamsEmitter(OperationEmitter[op.InitStreams]):
             return
         for i in range(to.width // size):
             x = self.placed.at(y[min(i, len(y) - 1)])
-            _place(tape, "copying rows", x, ThreadRows(to.address + 4 * i * size, to.width), size)
+            tape.place("copying rows", x, ThreadRows(to.address + 4 * i * size, to.width), size)
 
 
 @EMITTERS.of(op.Constant)
@@ -190,7 +184,7 @@ class ConstantEmitter(OperationEmitter[op.Constant]):
     def emit(self, tape: Tape) -> None:
         numbers, out = self.operation.numbers, self.operation.out
         row = ThreadRows(self.placed.constant(numbers, lambda: np.array(numbers, np.float32)), 0)
-        _place(tape, "constants", row, self.placed.at(out), out.width)
+        tape.place("constants", row, self.placed.at(out), out.width)
 
 
 @EMITTERS.of(op.ConvolveBlock)

@@ -10,72 +10,45 @@ from typing import Any
 
 import numpy as np
 
-from augury.backend.numba_cpu import (
-    CachedRows,
-    Record,
-    StridedRows,
-    add,
-    cached_row,
-    cell_of,
-    div,
-    exponential,
-    fma,
-    get_i64,
-    helper,
-    kernel,
-    load_f32,
-    load_part,
-    maximum,
-    nested,
-    put_i64,
-    row_of,
-    scratch_of,
-    share,
-    splat_f32,
-    store_f32,
-    store_part,
-    struct,
-    sub,
-    zero_f32,
-)
+from augury.backend import numba_cpu as cpu
 
 f32 = np.float32
 
 
-@struct
-class KeepToPool(Record):
-    values: Any = nested(StridedRows)  # (n, n_values) float32
-    weights: Any = nested(StridedRows)  # likewise; address 0: there are none
+@cpu.struct
+class KeepToPool(cpu.Record):
+    values: Any = cpu.nested(cpu.StridedRows)  # (n, n_values) float32
+    weights: Any = cpu.nested(cpu.StridedRows)  # likewise; address 0: there are none
     n_values: int
     places: int  # (size, n_values) float32, address: added to weights; 0: nothing is
     size: int  # positions of a block
-    kept: Any = nested(CachedRows)  # values, then weights
+    kept: Any = cpu.nested(cpu.CachedRows)  # values, then weights
 
 
-@kernel(record=KeepToPool)
+@cpu.kernel(record=KeepToPool)
 def keep_to_pool(record, state, thread, n_threads):
     """Keep values, and weights to which the row of a place is added."""
     n, places = record.n_values, record.places
-    first, end = share(state.n_tokens, thread, n_threads, 0)
+    first, end = cpu.share(state.n_tokens, thread, n_threads, 0)
     for t in range(first, end):
-        position, cell = get_i64(state.positions + 8 * t), get_i64(state.cells + 8 * t)
-        to, x = cached_row(record.kept, get_i64(state.slots + 8 * t), cell), row_of(record.values, t)
+        position, cell = cpu.get_i64(state.positions + 8 * t), cpu.get_i64(state.cells + 8 * t)
+        to, x = cpu.cached_row(record.kept, cpu.get_i64(state.slots + 8 * t), cell), cpu.row_of(record.values, t)
         for i in range(0, n, 16):
-            store_part(to + 4 * i, load_part(x + 4 * i, n - i), n - i)
+            cpu.store_part(to + 4 * i, cpu.load_part(x + 4 * i, n - i), n - i)
         if record.weights.address == 0:
             continue
-        x = row_of(record.weights, t)
+        x = cpu.row_of(record.weights, t)
         for i in range(0, n, 16):
-            value = load_part(x + 4 * i, n - i)
+            value = cpu.load_part(x + 4 * i, n - i)
             if places != 0:
-                value = add(value, load_part(places + 4 * (position % record.size * n + i), n - i))
-            store_part(to + 4 * (n + i), value, n - i)
+                value = cpu.add(value, cpu.load_part(places + 4 * (position % record.size * n + i), n - i))
+            cpu.store_part(to + 4 * (n + i), value, n - i)
 
 
-@struct
-class Pool(Record):
-    kept: Any = nested(CachedRows)  # values, then weights
-    out: Any = nested(StridedRows)  # (n, width) float32
+@cpu.struct
+class Pool(cpu.Record):
+    kept: Any = cpu.nested(cpu.CachedRows)  # values, then weights
+    out: Any = cpu.nested(cpu.StridedRows)  # (n, width) float32
     width: int
     size: int  # positions of a block
     has_weights: bool
@@ -87,7 +60,7 @@ def scratch_bytes(size: int) -> int:
     return 8 * 2 * size
 
 
-@helper
+@cpu.helper
 def _pool(record, rows, n, n_before, out):
     """Pool n rows, the first `n_before` of which belong to the block before."""
     width, n_values = record.width, record.width
@@ -95,24 +68,24 @@ def _pool(record, rows, n, n_before, out):
         n_values = 2 * width
     own = n_values - width  # where values of a row's own block begin
     for i in range(0, width, 16):
-        top, total, value = splat_f32(f32(-3e38)), zero_f32(), zero_f32()
+        top, total, value = cpu.splat_f32(f32(-3e38)), cpu.zero_f32(), cpu.zero_f32()
         if record.has_weights:
             for j in range(n):
-                at = get_i64(rows + 8 * j) + 4 * (n_values + i + (0 if j < n_before else own))
-                top = maximum(load_f32(at), top)
+                at = cpu.get_i64(rows + 8 * j) + 4 * (n_values + i + (0 if j < n_before else own))
+                top = cpu.maximum(cpu.load_f32(at), top)
         for j in range(n):
-            at = get_i64(rows + 8 * j) + 4 * (i + (0 if j < n_before else own))
-            weight = splat_f32(f32(1))
+            at = cpu.get_i64(rows + 8 * j) + 4 * (i + (0 if j < n_before else own))
+            weight = cpu.splat_f32(f32(1))
             if record.has_weights:
-                weight = exponential(sub(load_f32(at + 4 * n_values), top))
-            total, value = add(total, weight), fma(load_f32(at), weight, value)
-        store_f32(out + 4 * i, div(value, total))
+                weight = cpu.exponential(cpu.sub(cpu.load_f32(at + 4 * n_values), top))
+            total, value = cpu.add(total, weight), cpu.fma(cpu.load_f32(at), weight, value)
+        cpu.store_f32(out + 4 * i, cpu.div(value, total))
 
 
-@kernel(record=Pool)
+@cpu.kernel(record=Pool)
 def pool(record, state, thread, n_threads):
     """Pool the blocks that tokens of the pass end."""
-    rows, size, t = scratch_of(state, thread), record.size, 0
+    rows, size, t = cpu.scratch_of(state, thread), record.size, 0
     for segment in range(state.n_segments):
         place = state.segments[segment]
         positions = state.positions + 8 * place.first
@@ -120,14 +93,16 @@ def pool(record, state, thread, n_threads):
             t += 1
             if t % n_threads != thread:
                 continue
-            end, out, n_before = get_i64(positions + 8 * node) + 1, row_of(record.out, place.first + node), 0
+            end, out, n_before = cpu.get_i64(positions + 8 * node) + 1, cpu.row_of(record.out, place.first + node), 0
             if end % size != 0:
                 for i in range(0, record.width, 16):
-                    store_f32(out + 4 * i, zero_f32())
+                    cpu.store_f32(out + 4 * i, cpu.zero_f32())
                 continue
             if record.overlaps and end > size:
                 n_before = size
             n = size + n_before
             for j in range(n):
-                put_i64(rows + 8 * j, cached_row(record.kept, place.slot, cell_of(place, positions, node, end - n + j)))
+                cpu.put_i64(
+                    rows + 8 * j, cpu.cached_row(record.kept, place.slot, cpu.cell_of(place, positions, node, end - n + j))
+                )
             _pool(record, rows, n, n_before, out)

@@ -8,27 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backend.numba_cuda import (
-    CELLS,
-    N_TOKENS,
-    POSITIONS,
-    SLOTS,
-    THREADS,
-    WARP,
-    add,
-    cell_of,
-    cuda,
-    div,
-    exp,
-    fma,
-    kernel,
-    lane,
-    larger,
-    remainder,
-)
+from augury.backend import numba_cuda as gpu
+from augury.backend.numba_cuda import cuda
 
 
-@kernel("jffff" + 7 * "i")
+@gpu.kernel("jffff" + 7 * "i")
 def keep_to_pool(inputs, values, weights, places, kept, stride, weight_stride, n_kept, n_values, size, length, has_places):
     """Keep a token's values and weights, with the bias of its place in a block; a thread for each number.
 
@@ -38,41 +22,41 @@ def keep_to_pool(inputs, values, weights, places, kept, stride, weight_stride, n
         places: (size, n_values).
         kept: (slots, length, n_kept).
     """
-    t, i = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
-    if t >= inputs[N_TOKENS] or i >= n_kept:
+    t, i = cuda.blockIdx.y, cuda.blockIdx.x * gpu.THREADS + cuda.threadIdx.x
+    if t >= inputs[gpu.N_TOKENS] or i >= n_kept:
         return
     if i < n_values:
         value = values[t * stride + i]
     else:
         value = weights[t * weight_stride + i - n_values]
         if has_places:
-            value = add(value, places[remainder(inputs[POSITIONS + t], size) * n_values + i - n_values])
-    kept[(inputs[SLOTS + t] * length + inputs[CELLS + t]) * n_kept + i] = value
+            value = gpu.add(value, places[gpu.remainder(inputs[gpu.POSITIONS + t], size) * n_values + i - n_values])
+    kept[(inputs[gpu.SLOTS + t] * length + inputs[gpu.CELLS + t]) * n_kept + i] = value
 
 
-@lane
+@gpu.lane
 def _place(inputs, t, base, position, n_kept, end, size, own):
     """Where a position's values begin: for positions before the last `size` the first halves, else from `own` on."""
-    at = (base + cell_of(inputs, t, position)) * n_kept
+    at = (base + gpu.cell_of(inputs, t, position)) * n_kept
     return at + own if position > end - size else at
 
 
-@lane
+@gpu.lane
 def _pooled(inputs, t, kept, base, n_kept, n_values, width, size, first, end, has_weights, i):
     """Value i of the row of some positions, weighed by softmax, or alike."""
     own, top, total, value = n_values - width, np.float32(-3e38), np.float32(0), np.float32(0)
     if has_weights:
         for position in range(first, end + 1):
             at = _place(inputs, t, base, position, n_kept, end, size, own) + i
-            top = larger(top, kept[at + n_values])
+            top = gpu.larger(top, kept[at + n_values])
     for position in range(first, end + 1):
         at = _place(inputs, t, base, position, n_kept, end, size, own) + i
-        weight = exp(add(kept[at + n_values], -top)) if has_weights else np.float32(1)
-        total, value = add(total, weight), fma(kept[at], weight, value)
-    return div(value, total)
+        weight = gpu.exp(gpu.add(kept[at + n_values], -top)) if has_weights else np.float32(1)
+        total, value = gpu.add(total, weight), gpu.fma(kept[at], weight, value)
+    return gpu.div(value, total)
 
 
-@kernel("jff" + 7 * "i")
+@gpu.kernel("jff" + 7 * "i")
 def pool(inputs, kept, out, n_kept, width, size, length, stride, overlaps, has_weights):
     """Pool the blocks that tokens end; of others 0. A thread takes a value.
 
@@ -81,14 +65,14 @@ def pool(inputs, kept, out, n_kept, width, size, length, stride, overlaps, has_w
         kept: See `keep_to_pool`.
         out: (n, stride), of `width` values.
     """
-    t, i = cuda.blockIdx.y, cuda.blockIdx.x * WARP + cuda.threadIdx.x
-    if t >= inputs[N_TOKENS] or i >= width:
+    t, i = cuda.blockIdx.y, cuda.blockIdx.x * gpu.WARP + cuda.threadIdx.x
+    if t >= inputs[gpu.N_TOKENS] or i >= width:
         return
-    end, value = inputs[POSITIONS + t], np.float32(0)
-    if remainder(end + 1, size) == 0:
+    end, value = inputs[gpu.POSITIONS + t], np.float32(0)
+    if gpu.remainder(end + 1, size) == 0:
         first, n_values = end + 1 - size, width
         if overlaps:
             first, n_values = max(0, first - size), 2 * width
-        base = inputs[SLOTS + t] * length
+        base = inputs[gpu.SLOTS + t] * length
         value = _pooled(inputs, t, kept, base, n_kept, n_values, width, size, first, end, has_weights, i)
     out[t * stride + i] = value
