@@ -1,9 +1,10 @@
-"""Calls of plugins that cannot end the engine's thread."""
+"""Calls that may fail in any way, as those of plugins may, and do not end the engine's thread."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from textwrap import shorten
 from typing import Any, TypeVar
 
@@ -28,38 +29,55 @@ class SlowCalls:
         return TimeoutError(f"took {seconds:.3g} s, the second call that took more than {limit_s:g} s")
 
 
-def guarded(
-    call: Callable[..., Result], *arguments: Any, failed: Callable[[BaseException], object] | None = None, **keywords: Any
-) -> Result | None:
-    """Call a plugin; returns its result, or None if it fails, be it by `SystemExit`.
+class on_error:  # noqa: N801 - it is read as a statement
+    """A block that an exception ends, be it `SystemExit`, and nothing else: `handle` is told of it, after the arguments.
 
-    `failed` is told of the exception; without it there is a warning.
-
-    >>> guarded(int, "7"), guarded(int, "seven", failed=lambda error: print(type(error).__name__))
-    ValueError
-    (7, None)
+    >>> with on_error(print, "no number:"):
+    ...     int("seven")
+    no number: invalid literal for int() with base 10: 'seven'
     """
-    try:
+
+    __slots__ = ("_arguments", "_handle")
+
+    def __init__(self, handle: Callable[..., object], *arguments: Any) -> None:
+        self._handle, self._arguments = handle, arguments
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        if error is not None:
+            self._handle(*self._arguments, error)
+        return error is not None
+
+
+def guarded(call: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result | None:
+    """Call a plugin; returns its result, or None with a warning if it fails.
+
+    >>> guarded(int, "7")
+    7
+    """
+    with on_error(_warn_of, call):
         return call(*arguments, **keywords)
-    except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
-        if failed is not None:
-            failed(error)
-        else:
-            plugin = guarded(lambda: getattr(call, "__qualname__", None) or str(call), failed=_is_ignored)
-            warn("augury.engine.loop", "plugin failed", error, plugin=plugin)
-        return None
+    return None
+
+
+def _warn_of(call: Callable[..., object], error: BaseException) -> None:
+    plugin = None
+    with suppress(BaseException):
+        plugin = getattr(call, "__qualname__", None) or str(call)
+    warn("augury.engine.loop", "plugin failed", error, plugin=plugin)
 
 
 def warn(logger: str, message: str, error: BaseException, **facts: Any) -> None:
     """Log a plugin's failure, at level DEBUG its traceback. If that fails, as with standard error closed, nobody is told."""
-    guarded(lambda: get_logger(logger).warning(message, **facts, error=describe(error)), failed=_is_ignored)
-    guarded(logging.getLogger(logger).debug, "its traceback", exc_info=error, failed=_is_ignored)
+    with suppress(BaseException):
+        get_logger(logger).warning(message, **facts, error=describe(error))
+    with suppress(BaseException):
+        logging.getLogger(logger).debug("its traceback", exc_info=error)
 
 
 def describe(error: BaseException) -> str:
     """An error in a line of text."""
-    text = guarded(lambda: shorten(f"{type(error).__name__}: {error}", 300, placeholder="…"), failed=_is_ignored)
-    return text or type(error).__name__  # a stranger's error may not be able to print itself
-
-
-def _is_ignored(_: BaseException) -> None: ...
+    with suppress(BaseException):  # a stranger's may not be able to print itself
+        return shorten(f"{type(error).__name__}: {error}", 300, placeholder="…")
+    return type(error).__name__

@@ -26,7 +26,7 @@ from augury.engine.slot_files import SavedSlot
 from augury.engine.slots import Slots
 from augury.engine.stats import EngineCounter, EngineStats, log_request
 from augury.errors import AuguryError, LostDeviceError
-from augury.guard import guarded, warn
+from augury.guard import guarded, on_error, warn
 from augury.log import DRAFT_LOGGER, get_logger
 from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
@@ -107,7 +107,8 @@ class Loop:
             self.slots.ended.clear()
             get_logger("augury.engine.loop").warning("a lost device is back; requests go on", n_running=len(self._running))
             for each in [*self._running]:
-                guarded(self._reopen, each, each.begin_again, failed=partial(self._end, each))
+                with on_error(self._end, each):
+                    self._reopen(each, each.begin_again)
         elif monotonic() - self._lost_at >= self._lost_timeout:
             lost = f"a device did not come back within {self._lost_timeout:g} s (lost_timeout)"
             self.abandon(AuguryError(f"{lost}: {error or 'start it again'}"))
@@ -132,7 +133,8 @@ class Loop:
         for sequence in [each for each in (*self._running, *self._waiting) if each.channel.cancels]:
             self._end(sequence)
         for sequence in [each for each in self._running if each.waits_for_drafters and not each.is_prefilling]:
-            guarded(self._drafting.prefill, sequence, failed=partial(self._end, sequence))
+            with on_error(self._end, sequence):
+                self._drafting.prefill(sequence)
         if self._waiting or self.n_held_back:
             self._admit()  # with what drafters now hold of a prompt, too: others may begin with the same
         start = perf_counter()
@@ -186,27 +188,21 @@ class Loop:
         """Emit everyone's tokens; returns how long drafters then took to learn of them: they write over logits and states."""
         row = 0
         for each in record.scheduled:
-            try:
+            with on_error(self._end, each.sequence):
                 record.outcomes.append((each, self._emit(each, record, done, row)))
-            except BaseException as error:  # noqa: BLE001 - of this sequence alone
-                self._end(each.sequence, error)
             row += each.n_rows
         start = perf_counter()
         if done.features:
             self._feed(record, done.features)
         rounds = [(each.choice, outcome) for each, outcome in record.outcomes if each.choice is not None]
         for each, outcome in record.outcomes:
-            try:
-                if each.choice is not None:
+            if each.choice is not None:
+                with on_error(self._end, each.sequence):
                     self._drafting.settle(each.choice, outcome)
-            except BaseException as error:  # noqa: BLE001 - of this sequence alone
-                self._end(each.sequence, error)
         if rounds:
             n_others = record.n_tokens - sum([1 + len(choice.nodes) for choice, _ in rounds])
-            try:
+            with on_error(warn, "augury.engine.loop", "a round teaches the planner nothing"):
                 self._drafting.observe_round(rounds, n_others, done.seconds)
-            except BaseException as error:  # noqa: BLE001 - nobody's text depends on it
-                warn("augury.engine.loop", "a round teaches the planner nothing", error)
         return perf_counter() - start
 
     def _report(self, record: RoundRecord, done: RoundPass, *, settle_s: float) -> None:
@@ -227,7 +223,8 @@ class Loop:
             if sequence.finish_reason is not None:
                 self._end(sequence)
             else:
-                guarded(self._reopen, sequence, sequence.shift, failed=partial(self._end, sequence))
+                with on_error(self._end, sequence):
+                    self._reopen(sequence, sequence.shift)
         if self._on_round is not None:
             guarded(self._on_round, round=seen)
         others_s = seen.draft_s + seen.forward_s + settle_s
@@ -238,7 +235,8 @@ class Loop:
             if len(self.slots.in_use) == self._context.spec.n_slots:
                 break
             if sequence.request.slot not in self.slots.in_use and not sequence.waits_for_prompt:
-                guarded(self._start, sequence, failed=partial(self._end, sequence))
+                with on_error(self._end, sequence):
+                    self._start(sequence)
         self.n_held_back = sum(sequence.request.slot in self.slots.in_use for sequence in self._waiting)
 
     def _start(self, sequence: RunningSequence) -> None:
@@ -263,18 +261,14 @@ class Loop:
         has_drafters = [] if drafted and self._drafting.rest(drafted) else drafted
         limits: list[tuple[RunningSequence, int]] = []  # in every step so: list[RunningSequence]() takes forty times as long
         for each in has_drafters:
-            try:  # a pass over k drafted tokens stores k + 1 and may emit as many
+            with on_error(self._end, each):  # a pass over k drafted tokens stores k + 1 and may emit as many
                 room = self._context.memory.draft_room(each.slot)
                 limits.append((each, min(each.speculation.n_max, room, each.n_left - 1)))
-            except BaseException as error:  # noqa: BLE001 - of this sequence alone
-                self._end(each, error)
         choices: dict[RunningSequence, VerifiedNodes] = {}
         if limits:
             asked, n_others = [each for each, _ in limits], n_prompt + len(sequences) - len(has_drafters)
-            try:
+            with on_error(self._end_all, asked):
                 choices = dict(zip(asked, self._drafting.propose(limits, n_others), strict=True))
-            except BaseException as error:  # noqa: BLE001 - of these sequences
-                self._end_all(asked, error)
         may_chain = self._context.chain_rows and not (n_prompt or self._waiting or self.slots.evaluating)
         n_more = n_chained(self._context, self._drafting, self._running, self._pass_s) - 1 if may_chain else 0
         scheduled: list[ScheduledInput] = []
@@ -284,27 +278,23 @@ class Loop:
             n_rows, n_top, draft = (
                 (1, 0, None) if choice is None else (1 + len(choice.nodes), choice.proposals.n_top, choice.draft)
             )
-            try:
+            with on_error(self._end, each):
                 slot_input = self._context.prepare(each.slot, each.history[-1:], n_rows, draft, n_more)
                 scheduled.append(ScheduledInput(each, slot_input, n_rows, choice, n_top))
-            except BaseException as error:  # noqa: BLE001 - of this sequence alone
-                self._end(each, error)
         return scheduled
 
     def _chunks(self, sequences: Sequence[RunningSequence], n_chunk: int) -> list[ScheduledInput]:
         scheduled: list[ScheduledInput] = []
         for each in sequences:
-            left, failed = each.prompt[each.n_kept :], partial(self._end, each)
-            if n_chunk and (chunk := guarded(self._chunk, each, left, min(n_chunk, len(left)), failed=failed)) is not None:
-                n_chunk -= chunk.n_prompt
-                scheduled.append(chunk)
+            left = each.prompt[each.n_kept :]
+            if n_chunk:
+                with on_error(self._end, each):
+                    n = self._context.chunk(each.slot, min(n_chunk, len(left)), len(left))
+                    n_rows = int(n == len(left))
+                    slot_input = self._context.prepare(each.slot, left[:n], n_rows)
+                    scheduled.append(ScheduledInput(each, slot_input, n_rows, n_prompt=n))
+                    n_chunk -= n
         return scheduled
-
-    def _chunk(self, sequence: RunningSequence, left: np.ndarray, n_most: int) -> ScheduledInput:
-        """The next of the tokens that are left of a prompt."""
-        n = self._context.chunk(sequence.slot, n_most, len(left))
-        n_rows = int(n == len(left))
-        return ScheduledInput(sequence, self._context.prepare(sequence.slot, left[:n], n_rows), n_rows, n_prompt=n)
 
     def _emit(self, scheduled: ScheduledInput, record: RoundRecord, done: RoundPass, row: int) -> Outcome:
         """Verify a sequence's draft, emit the accepted tokens, and keep their states."""
@@ -347,12 +337,10 @@ class Loop:
         firsts = dict(zip([each.sequence for each in record.scheduled], accumulate(n_tokens, initial=0), strict=False))
         for each, outcome in record.outcomes:
             sequence = each.sequence
-            try:
+            with on_error(self._end, sequence):
                 kept = each.kept(outcome, features, firsts[sequence])
                 self._drafting.feed(sequence, *kept)
                 sequence.tell_hidden_states(*kept)
-            except BaseException as error:  # noqa: BLE001 - of this sequence alone
-                self._end(sequence, error)
 
     def _reopen(self, sequence: RunningSequence, change: Callable[[], int]) -> None:
         """Change a sequence's text or slot. The text is processed like a prompt, except for its beginning, which stays."""

@@ -23,7 +23,7 @@ from attrs import evolve
 
 from augury.engine.prompt_files import KeptBlock, PromptFiles, block_name, blocks_of
 from augury.errors import AuguryError, LostDeviceError, ModelFileError
-from augury.guard import guarded, warn
+from augury.guard import on_error, warn
 from augury.interfaces import MemoryManager, Opened
 from augury.log import get_logger
 from augury.slot_states import join_parts, split_parts
@@ -57,14 +57,16 @@ class PromptCache:
         if not self._is_able:
             return opened
         self._root = _root_of(variant)
-        found = guarded(self._restore, opened, prompt[:-1], failed=self._give_up)  # the last token's logits are needed
-        return found or opened
+        with on_error(self._give_up):
+            return self._restore(opened, prompt[:-1])  # the last token's logits are needed
+        return opened
 
     def keep(self, slot: int, variant: str = "") -> None:
         """A slot was freed: keep what it holds, in memory at once, in files a little later."""
         self._root = _root_of(variant)
         if self._is_able:
-            guarded(self._keep, slot, failed=self._give_up)
+            with on_error(self._give_up):
+                self._keep(slot)
 
     # To a slot
 
