@@ -186,6 +186,7 @@ def chains(subject: BackendSubject) -> None:
         first = attrs.evolve(first, rows=np.array([4, 7], np.int32))
         passed = model.forward_chain(first, 4)
         rows, best = passed.rows().copy(), passed.argmax().reshape(4, 2)
+        sums = np.array([passed.log_normalizer(row) for row in range(8)])
         following = [
             _joined(
                 [Batch.chain([token], slot=slot, start=n + i) for slot, (n, token) in enumerate(zip((5, 3), each, strict=True))]
@@ -193,9 +194,15 @@ def chains(subject: BackendSubject) -> None:
             for i, each in enumerate(best)
         ]
         after = model.forward(following[3]).rows().copy()
-        right = [model.forward(batch).rows().copy() for batch in (first, *following)]
+        right, right_sums = list[np.ndarray](), list[float]()
+        for batch in (first, *following):
+            each = model.forward(batch)
+            right.append(each.rows().copy())
+            right_sums += [each.log_normalizer(row) for row in range(2)]
         subject.same(contract.CHAINS, rows, np.concatenate(right[:-1]), "of a chain of four passes")
         subject.same(contract.CHAINS, after, right[-1], "after a chain")
+        if model.chain_rows:  # the engine makes chains of these alone, and a text's log-probabilities are to be the same
+            subject.same(contract.CHAINS, sums, np.array(right_sums[:-2]), "of a chain's sums")
         beyond = Batch.chain([1], start=N_CTX - 1)
         _raises(subject, contract.CHAINS, CapacityError, "a chain beyond a slot", lambda: model.forward_chain(beyond, 2))
 

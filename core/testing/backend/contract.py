@@ -14,7 +14,8 @@ UNDO = Contract("What is stored again is forgotten.", "augury.backend.Batch")
 TREES = Contract("A tree's logits are, to the bit, those that each path would have as a chain.", "augury.backend.Batch")
 MOVES = Contract("States that are moved are those that they were.", "augury.backend.Batch")
 CHAINS = Contract(
-    "The passes of a chain are, to the bit, those over what was chosen, one by one, and store the same.",
+    "The passes of a chain are, to the bit, those over what was chosen, one by one, and store the same. So are the sums "
+    "of their rows where the model has `chain_rows`.",
     "augury.backend.Model.forward_chain",
 )
 LAYERS = Contract("A pass through all layers is a pass, one through fewer is the reference's.", "augury.backend.Batch")

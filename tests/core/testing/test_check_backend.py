@@ -28,6 +28,7 @@ class Altered(Model):
     def __init__(self, model, options, wrong):
         self.model, self.options, self.wrong = model, options, wrong
         self.info, self.state_spec, self.features = model.info, model.state_spec, model.features
+        self.chain_rows = wrong.get("chain_rows", 0)
 
     def forward(self, batch):
         if "spills" in self.wrong and is_mtp(batch):
@@ -114,6 +115,17 @@ def forgetting(model, batch, n_passes):
     return passed
 
 
+class Coarse(ArrayPass):
+    """Its sums are those of smaller numbers."""
+
+    def log_normalizer(self, row):
+        return float(np.float32(super().log_normalizer(row)))
+
+
+def summing(model, batch, n_passes):
+    return Coarse(Model.forward_chain(model, batch, n_passes).rows())
+
+
 def without(name):
     return lambda batch, n_ctx: attrs.evolve(batch, **{name: None})
 
@@ -159,6 +171,7 @@ MUTANTS = {
     "after path": {"batch": without("accepted")},
     "other logits of a chain": {"chain": standing_still},
     "other logits after a chain": {"chain": forgetting},
+    "other logits of a chain's sums": {"chain": summing, "chain_rows": 8},
     "that were restored into slot 2": {"restore": lambda *_: None},
     "taken for a slot": {"restore": trusting},
     "what a model with cache_type_k=bf16 saved, by one with f16, taken for a slot": {"cache types": True},
@@ -182,7 +195,7 @@ CHECKS = (
     + ["in parts"] * 5
     + ["further"] * 4
     + ["trees"] * 2
-    + ["chooses itself"] * 2
+    + ["chooses itself"] * 3
     + ["saved"] * 3
     + ["truth"] * 2
     + ["vocabulary"] * 3
