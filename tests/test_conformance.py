@@ -11,12 +11,11 @@ from support.more_toys import TINY_DFLASH, TINY_DSPARK, TINY_HEAD, registry_with
 from augury.files.gguf import ModelFile
 from augury.files.gguf_writer import gguf_file
 from augury.testing import toys
-from augury.testing.backend.checks import BACKEND_CHECKS
-from augury.testing.backend.subject import backend_subject
-from augury.testing.constraint import CONSTRAINT_CHECKS, constraint_subject
+from augury.testing.backend.checks import BACKEND_CHECKS, check_backend
+from augury.testing.constraint import CONSTRAINT_CHECKS, check_constraint
 from augury.testing.drafter.engines import WAYS, chained
 from augury.testing.drafter.suite import DRAFTER_CHECKS, REJECTION_CHECKS, drafter_subject
-from augury.testing.memory import MEMORY_CHECKS, memory_subject
+from augury.testing.memory import MEMORY_CHECKS, check_memory_manager
 from augury.testing.tiny_model import write_tiny_tokenizer
 from augury.testing.toys import TINY_DRAFT
 
@@ -163,17 +162,17 @@ def test_a_chain_of_two_leaves_the_output_as_it_is(i, pair, backend):
 @pytest.mark.parametrize("check", CONSTRAINT_CHECKS, ids=lambda check: check.name)
 @pytest.mark.parametrize("name", sorted(REGISTRY.constraints))
 def test_a_constraint_keeps_its_contracts(name, check):
-    check.run(constraint_subject(name, registry=REGISTRY))
+    check_constraint(name, registry=REGISTRY, checks=[check])
 
 
 @pytest.mark.parametrize("check", MEMORY_CHECKS, ids=lambda check: check.name)
 @pytest.mark.parametrize("name", sorted(REGISTRY.memory_managers))
 def test_a_memory_manager_keeps_its_contracts(name, check):
-    check.run(memory_subject(name))
+    check_memory_manager(name, checks=[check])
 
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.name)
 @pytest.mark.parametrize("name", sorted({*cpu_backends(REGISTRY)} - {"toy", "toy-recurrent"}))
 def test_a_backend_keeps_its_contracts(name, check):
-    check.run(backend_subject(name))
+    check_backend(name, checks=[check])

@@ -13,7 +13,7 @@ from augury.engine.engine import Engine
 from augury.engine.shared import Shared
 from augury.options import build
 from augury.registry import Registry
-from augury.testing.contract import Checks, Contract, ContractError
+from augury.testing.contract import Check, Checks, Contract, ContractError
 from augury.testing.drafter.driven import Subject as DrafterSubject
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output
 from augury.testing.toys import ToyDrafter, find_plugin
@@ -195,7 +195,11 @@ def _follower(subject: ConstraintSubject, engine: Engine) -> _Follower:
 
 
 def check_constraint(
-    constraint: type[Constraint] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
+    constraint: type[Constraint] | str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    registry: Registry | None = None,
+    checks: Iterable[Check] = CONSTRAINT_CHECKS,
 ) -> None:
     """Prove that a constraint keeps its contracts: along random outputs, and in engines with and without drafts.
 
@@ -203,13 +207,8 @@ def check_constraint(
 
     >>> check_constraint("choice", {"texts": "yes|no"})
     """
-    CONSTRAINT_CHECKS.run(constraint_subject(constraint, options, registry=registry))
-
-
-def constraint_subject(
-    constraint: type[Constraint] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
-) -> ConstraintSubject:
-    """The subject of the checks; arguments and errors are those of `check_constraint`."""
     found, registry = find_plugin("constraint", constraint, registry)
     build(found.options_class, options or {}, found.name)
-    return ConstraintSubject(found, dict(options or {}), registry)
+    subject = ConstraintSubject(found, dict(options or {}), registry)
+    for check in checks:
+        check.run(subject)

@@ -66,11 +66,6 @@ class Checks(list[Check]):
         self.append(Check(first[0].lower() + first[1:].removesuffix("."), run))
         return run
 
-    def run(self, subject: Any) -> None:
-        """Run all, up to the first that fails."""
-        for check in self:
-            check.run(subject)
-
 
 def require_hypothesis() -> None:
     """Check that the library that tries many scripts is there.

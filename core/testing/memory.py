@@ -7,7 +7,7 @@ every memory manager; `augury.plugin.MemoryManager` says the same at its methods
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from itertools import product
@@ -22,7 +22,7 @@ from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import MemoryManager
 from augury.options import build
 from augury.registry import Registry
-from augury.testing.contract import Checks, Contract, ContractError, require_hypothesis, try_examples
+from augury.testing.contract import Check, Checks, Contract, ContractError, require_hypothesis, try_examples
 from augury.testing.toy_model import ToyModel, ToyRecurrentModel
 from augury.testing.toys import registry_with_toys
 from augury.types import Draft
@@ -378,7 +378,11 @@ def _guesses() -> SearchStrategy[Guess]:
 
 
 def check_memory_manager(
-    manager: type[MemoryManager] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
+    manager: type[MemoryManager] | str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    registry: Registry | None = None,
+    checks: Iterable[Check] = MEMORY_CHECKS,
 ) -> None:
     """Prove that a memory manager keeps its contracts, by any script of requests, rounds, drafts, trees, failures and ends.
 
@@ -386,13 +390,8 @@ def check_memory_manager(
 
     >>> check_memory_manager("contiguous")
     """
-    MEMORY_CHECKS.run(memory_subject(manager, options, registry=registry))
-
-
-def memory_subject(
-    manager: type[MemoryManager] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
-) -> MemorySubject:
-    """The subject of the checks; arguments and errors are those of `check_memory_manager`."""
     require_hypothesis()
     found = (registry or registry_with_toys()).find("memory", manager)
-    return MemorySubject(found, build(found.options_class, options or {}, found.name))
+    subject = MemorySubject(found, build(found.options_class, options or {}, found.name))
+    for check in checks:
+        check.run(subject)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -14,12 +14,14 @@ import numpy as np
 from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.interfaces import Backend, Model
+from augury.options import build
 from augury.passes import Pass
 from augury.registry import Registry
 from augury.testing.backend import contract
-from augury.testing.backend.subject import N_CTX, BackendSubject, backend_subject
-from augury.testing.contract import Checks, Contract, try_examples
+from augury.testing.backend.subject import N_CTX, BackendSubject
+from augury.testing.contract import Check, Checks, Contract, require_hypothesis, try_examples
 from augury.testing.tiny_model import N_VOCAB
+from augury.testing.toys import registry_with_toys
 
 _WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_0")
 _N_TEXT = 80  # tokens, more than a pass of some backends takes
@@ -363,6 +365,7 @@ def check_backend(
     tolerance: float | None = None,
     registry: Registry | None = None,
     n_examples: int = 15,
+    checks: Iterable[Check] = BACKEND_CHECKS,
 ) -> None:
     """Prove that a backend keeps its contracts, on a tiny model with weights of several types; see `augury.testing`.
 
@@ -370,5 +373,13 @@ def check_backend(
     of their mean square, at most; None for its own. `n_examples` random cuts of texts, and random trees, are tried: fewer for a
     backend that takes minutes for them.
     """
-    subject = backend_subject(backend, options, tolerance=tolerance, registry=registry, n_examples=n_examples)
-    BACKEND_CHECKS.run(subject)
+    require_hypothesis()
+    registry = registry or registry_with_toys()
+    found: type[Backend] = registry.find("backend", backend)
+    if (reason := found.unavailable_reason()) is not None:
+        raise UnsupportedError(f"backend {found.name} cannot run here: {reason}")
+    values = build(found.options_class, options or {}, found.name)
+    tolerance = found.tolerance if tolerance is None else tolerance
+    subject = BackendSubject(found, values, registry, tolerance, n_examples)
+    for check in checks:
+        check.run(subject)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,14 @@ import numpy as np
 from attrs import frozen
 
 from augury.batch import Batch
-from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Backend, Model, Progress
 from augury.loader import make_backend, plan_of
-from augury.options import build
 from augury.passes import Pass
 from augury.registry import Registry
 from augury.testing.backend import contract
-from augury.testing.contract import Contract, require_hypothesis
+from augury.testing.contract import Contract
 from augury.testing.tiny_model import MTP, N_EMBD, write_tiny_model
-from augury.testing.toys import registry_with_toys
 from augury.types import ModelOptions
 
 N_CTX = 160
@@ -90,21 +87,3 @@ class BackendSubject:
         """Check that logits are the same to the bit, or raise a ContractError."""
         if found.shape != expected.shape or not np.array_equal(found, expected):
             raise promise.broken(self.backend.name, f"other logits {detail}")
-
-
-def backend_subject(
-    backend: type[Backend] | str,
-    options: Mapping[str, Any] | None = None,
-    *,
-    tolerance: float | None = None,
-    registry: Registry | None = None,
-    n_examples: int = 15,
-) -> BackendSubject:
-    """The subject of the checks; arguments and errors are those of `check_backend`."""
-    require_hypothesis()
-    registry = registry or registry_with_toys()
-    found: type[Backend] = registry.find("backend", backend)
-    if (reason := found.unavailable_reason()) is not None:
-        raise UnsupportedError(f"backend {found.name} cannot run here: {reason}")
-    values = build(found.options_class, options or {}, found.name)
-    return BackendSubject(found, values, registry, found.tolerance if tolerance is None else tolerance, n_examples)

@@ -142,7 +142,8 @@ def check_drafter(
     True
     """
     subject = drafter_subject(drafter, options, backends=backends, registry=registry)
-    DRAFTER_CHECKS.run(subject)
+    for check in DRAFTER_CHECKS:
+        check.run(subject)
     return subject.report
 
 

@@ -25,8 +25,7 @@ from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner
 from augury.speculation.profiles import DrafterProfile
 from augury.testing.backend import checks
-from augury.testing.backend.checks import BACKEND_CHECKS
-from augury.testing.backend.subject import backend_subject
+from augury.testing.backend.checks import BACKEND_CHECKS, check_backend
 from augury.testing.tiny_model import N_VOCAB, write_tiny_model
 from augury.types import ModelOptions
 
@@ -61,7 +60,7 @@ def tiny(tmp_path_factory):
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.name)
 def test_a_backend_keeps_its_contracts(check, monkeypatch):
     monkeypatch.setattr(checks, "_N_TEXT", 20)  # which tensor cores multiply; several passes below
-    check.run(backend_subject("numba-cuda", n_examples=2))  # for 15 the simulator takes minutes
+    check_backend("numba-cuda", n_examples=2, checks=[check])  # for 15 the simulator takes minutes
 
 
 @pytest.mark.sample(1, rest=1)

@@ -14,7 +14,6 @@ from augury.interfaces import Backend, Model
 from augury.passes import ArrayPass
 from augury.testing import ContractError, check_backend
 from augury.testing.backend.checks import BACKEND_CHECKS
-from augury.testing.backend.subject import backend_subject
 from augury.types import ModelOptions
 
 
@@ -207,7 +206,7 @@ CHECKS += ["exist"] * 3 + ["memory"] * 2
 def test_a_pass_that_is_none_is_told_of():
     check = next(check for check in BACKEND_CHECKS if "the reference's" in check.name)
     with pytest.raises(ContractError, match="forward returned a NoneType"):
-        check.run(backend_subject(backend_with(logits=lambda *_: None)))
+        check_backend(backend_with(logits=lambda *_: None), checks=[check])
 
 
 @pytest.mark.sample(10)
@@ -215,7 +214,7 @@ def test_a_pass_that_is_none_is_told_of():
 def test_a_broken_promise_is_found_out(told, name):
     (check,) = (check for check in BACKEND_CHECKS if name in check.name)
     with pytest.raises(ContractError, match=re.escape(told)) as found:
-        check.run(backend_subject(backend_with(**MUTANTS[told])))
+        check_backend(backend_with(**MUTANTS[told]), checks=[check])
     assert str(found.value).startswith("mutant: ")
 
 

@@ -14,7 +14,7 @@ from augury.constraint import ConstraintSession
 from augury.engine.shared import Shared
 from augury.errors import OptionError, PluginError, UnsupportedError
 from augury.options import build
-from augury.testing.constraint import CONSTRAINT_CHECKS, constraint_subject
+from augury.testing.constraint import CONSTRAINT_CHECKS, check_constraint
 from augury.testing.drafter.engines import engine_with
 from augury.testing.toys import registry_with_toys
 
@@ -87,7 +87,7 @@ def test_json_of_any_vocabulary_fits_its_schema_and_what_is_forced_is_written_as
     ],
 )
 def test_contracts_are_kept_with_options(check, name, values):
-    check.run(constraint_subject(name, values, registry=REGISTRY))
+    check_constraint(name, values, registry=REGISTRY, checks=[check])
 
 
 @pytest.mark.parametrize(
