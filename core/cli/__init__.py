@@ -27,10 +27,10 @@ from augury.cli.option_flags import add_option_flag as add_option_flag, flag_of 
 from augury.cli.parser import (
     FlagsAction as FlagsAction,
     Parser as Parser,
-    are_counts as are_counts,
     converted as converted,
     count as count,
     counts as counts,
+    expecting as expecting,
 )
 from augury.cli.progress import ProgressDisplay as ProgressDisplay
 from augury.cli.prompts import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.foreign_flags import FOREIGN_FLAGS, ignored
 from augury.cli.option_flags import Targets, add_option_flag, flags_of
-from augury.cli.parser import FlagsAction, Parser, converted, count
+from augury.cli.parser import FlagsAction, Parser, converted, count, expecting
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError
 from augury.files.models import open_model
@@ -130,7 +130,7 @@ def add_speculation_flags(parser: Any, registry: Registry) -> None:
         "--spec-synth-rates P,P,...",
         "for benchmarks: accept token 1, 2, ... of a draft with these probabilities, the last for all later ones, "
         "whatever the model says; the text is then not the model's. Trees are verified as always",
-        _rates,
+        expecting("probabilities separated by commas, such as 0.9,0.8", lambda text: tuple(map(float, text.split(",")))),
     )
     parser.flag(
         "--spec-synth-len N",
@@ -299,13 +299,6 @@ def warn_of_synthetic(args: argparse.Namespace) -> None:
     """Warn if flags ask for synthetic acceptance. Raises OptionError: the rates are out of range, or given twice."""
     if rule := Synthetic.of(args.spec_synth_rates, args.spec_synth_len):
         say(f"augury: {synthetic_text(rule.rates)}: the text is not the model's, only its speed is meaningful")
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(each) for each in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError("probabilities separated by commas, such as 0.9,0.8") from None
 
 
 def _spec_types(argv: Sequence[str], registry: Registry) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from augury.cli import drafter_flags
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.log_output import configure_logging
-from augury.cli.parser import Parser, converted, count
+from augury.cli.parser import Parser, converted, count, expecting
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 from augury.devices import CPU, Placement
@@ -32,21 +32,18 @@ if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
 
+# ik_llama.cpp has the scale as a word of its own, which would be read as a prompt here
+_SCALED = expecting("FILE:SCALE", str, lambda text: ":" in text)
+
+
 def add_adapter_flags(group: Any) -> None:
     """Add the flags of adapters, in llama.cpp's words."""
     group.flag(
         "--lora FILE[:SCALE] ...",
         "an adapter (LoRA) that is added to the model, may be repeated; requests may give it another scale (default: 1)",
     )
-    group.flag("--lora-scaled FILE:SCALE", "the same, with a scale", _scaled, action="append", dest="lora")
+    group.flag("--lora-scaled FILE:SCALE", "the same, with a scale", _SCALED, action="append", dest="lora")
     group.flag("--lora-init-without-apply", "adapters count nothing until a request gives them a scale")
-
-
-def _scaled(text: str) -> str:
-    """A value of `--lora-scaled`; ik_llama.cpp has the scale as a word of its own, which would be read as a prompt here."""
-    if ":" not in text:
-        raise argparse.ArgumentTypeError("FILE:SCALE")
-    return text
 
 
 def adapters_of(args: argparse.Namespace) -> list[tuple[str, float]]:

@@ -8,7 +8,8 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from augury.cli.report import say
 from augury.errors import OptionError
@@ -17,16 +18,34 @@ from augury.options import nearest, similar
 if TYPE_CHECKING:
     from augury.cli.foreign_flags import ForeignFlag
 
-_COUNTS = re.compile(r"\d+(,\d+)*")
 _NUMBER = re.compile(r"-\.?\d.*")
 _GLUED = re.compile(r"(-[A-Za-z]+)(\d.*)")
 _VARIABLE = re.compile(r"LLAMA_(ARG_.+|API_KEY)")  # in place of a flag, for llama.cpp
 _EXPECTED = {int: "a whole number", float: "a number"}
+T = TypeVar("T")
 
 
-def are_counts(text: str) -> bool:
-    """Whether a text is whole numbers separated by commas."""
-    return _COUNTS.fullmatch(text) is not None
+def expecting(
+    expected: str, convert: Callable[[str], T], is_right: Callable[[T], object] = lambda _: True
+) -> Callable[[str], T]:
+    """The type of a flag whose value `convert` reads from its text; other texts are refused with what was expected.
+
+    >>> expecting("a share, such as 0.5", float, lambda share: 0 <= share <= 1)("0.25")
+    0.25
+    """
+
+    def read(text: str) -> T:
+        with suppress(ValueError, TypeError, RecursionError):
+            if is_right(found := convert(text)):
+                return found
+        raise argparse.ArgumentTypeError(expected)
+
+    return read
+
+
+def count(*, least: int) -> Callable[[str], int]:
+    """The type of a flag whose value is a whole number of at least `least`."""
+    return expecting(f"a whole number of at least {least}", int, lambda found: found >= least)
 
 
 def counts(*, least: int) -> Callable[[str], tuple[int, ...]]:
@@ -35,29 +54,8 @@ def counts(*, least: int) -> Callable[[str], tuple[int, ...]]:
     >>> counts(least=1)("1,2,4")
     (1, 2, 4)
     """
-
-    def convert(text: str) -> tuple[int, ...]:
-        found = tuple(map(int, text.split(","))) if are_counts(text) else ()
-        if not found or min(found) < least:
-            raise argparse.ArgumentTypeError(f"whole numbers of at least {least} separated by commas, such as 1,2,4")
-        return found
-
-    return convert
-
-
-def count(*, least: int) -> Callable[[str], int]:
-    """The type of a flag whose value is a whole number of at least `least`."""
-
-    def convert(text: str) -> int:
-        try:
-            found = int(text)
-        except ValueError:
-            found = least - 1
-        if found < least:
-            raise argparse.ArgumentTypeError(f"a whole number of at least {least}")
-        return found
-
-    return convert
+    expected = f"whole numbers of at least {least} separated by commas, such as 1,2,4"
+    return expecting(expected, lambda text: tuple(map(int, text.split(","))), lambda found: min(found) >= least)
 
 
 def converted(flag: str, text: str, kind: Callable[[str], Any]) -> Any:

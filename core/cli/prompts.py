@@ -7,17 +7,15 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from attrs import Factory, evolve, frozen
 
+from augury.cli.parser import Parser, expecting
 from augury.cli.report import say
 from augury.cli.request_flags import has_system, system_prompt_of, with_system
 from augury.cli.text_file import numbered_lines, read_text
 from augury.errors import AuguryError, OptionError
-
-if TYPE_CHECKING:
-    from augury.cli.parser import Parser
 
 _KINDS = {"prompt": "a text", "tokens": "a list of token ids", "messages": 'a list of {"role": ..., "content": ...}'}
 
@@ -62,7 +60,8 @@ def add_prompt_flags(parser: Parser, default: str = "standard input") -> None:
         'a file with one prompt, or JSON lines: {"prompt"}, {"messages"} or {"tokens"}, and "id" and parameters such as '
         '"seed" or "tools"; - is standard input',
     )
-    group.flag("--prompt-tokens 1,2,3 ...", "a prompt as token ids; repeats", _token_ids)
+    ids = expecting("token ids separated by commas, such as 1,2,3", lambda text: tuple(map(int, text.split(","))))
+    group.flag("--prompt-tokens 1,2,3 ...", "a prompt as token ids; repeats", ids)
     group.flag("-st --single-turn --chat", "put prompts into the model's chat template", dest="chat")
 
 
@@ -140,13 +139,6 @@ def _is_object(line: str) -> bool:
 
 def _is_prompt(found: Any) -> bool:
     return isinstance(found, dict) and sum(kind in found for kind in _KINDS) == 1
-
-
-def _token_ids(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError("token ids separated by commas, such as 1,2,3") from None
 
 
 def _as_chat(prompt: Prompt, system: str | None) -> Prompt:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from augury.cli.parser import Parser, add_flag, count, counts
+from augury.cli.parser import Parser, add_flag, count, counts, expecting
 from augury.cli.report import say
 from augury.cli.text_file import read_text
 from augury.errors import ModelFileError, OptionError
@@ -40,6 +40,14 @@ _SAMPLERS = {name.replace("_", ""): name for name in (*SAMPLERS, *OPTIONAL_SAMPL
 _SAMPLERS |= dict.fromkeys(("typical", "typicalp", "typ"), "typ_p")
 _SAMPLERS |= {"nucleus": "top_p", "temp": "temperature", "tfs": "tfs_z"}
 
+_STOP = expecting("a text that is not empty", str, bool)
+_OBJECT = expecting('a JSON object, such as {"enable_thinking": false}', json.loads, lambda found: isinstance(found, dict))
+_BIAS = expecting(
+    "a token id and a bias, such as 15043+1 or 15043-inf",
+    lambda text: (int((match := re.fullmatch(r"(\d+)([+-]\S+)", text))[1]), float(match[2])),  # type: ignore[index]
+    lambda found: found[1] < math.inf,  # nor NaN
+)
+
 
 def add_sampling_flags(parser: Parser, registry: Registry, *, n_predict: int = -1, has_short_stop: bool = True) -> None:
     """Add sampling, limits and stops, in llama.cpp's spelling, and the flags of constraints.
@@ -66,10 +74,10 @@ def add_sampling_flags(parser: Parser, registry: Registry, *, n_predict: int = -
         "--dry-sequence-breaker TEXT ...",
         "a text that no repetition spans; repeats, and replaces the default ones: line break, colon, "
         "quotation mark and asterisk; none: there is no such text",
-        _stop,
+        _STOP,
         dest="dry_sequence_breakers",
     )
-    group.flag("-l --logit-bias TOKEN(+/-)BIAS ...", "add to a token's logit, such as 15043+1 or 15043-inf; repeats", _bias)
+    group.flag("-l --logit-bias TOKEN(+/-)BIAS ...", "add to a token's logit, such as 15043+1 or 15043-inf; repeats", _BIAS)
     group.flag("--constraint NAME:K=V", "allow only texts of a form, see the plugins of kind constraint in augury plugins")
     for constraint in registry.constraints.values():
         if constraint.keyword is not None:
@@ -85,7 +93,7 @@ def add_sampling_flags(parser: Parser, registry: Registry, *, n_predict: int = -
         default=n_predict,
     )
     stops = f"{'-r ' * has_short_stop}--stop --reverse-prompt TEXT ..."
-    group.flag(stops, "end before this text; repeats", _stop, dest="stop")
+    group.flag(stops, "end before this text; repeats", _STOP, dest="stop")
     group.flag("--ignore-eos", "go on after end tokens")
     group.flag(
         "--context-shift",
@@ -170,23 +178,6 @@ class _SetSamplers(argparse.Action):
         setattr(namespace, self.dest, tuple(dict.fromkeys(name for name in names if name not in _OFF)))
 
 
-def _bias(text: str) -> tuple[int, float]:
-    match = re.fullmatch(r"(\d+)([+-]\S+)", text)
-    try:
-        token, bias = int(match[1]), float(match[2])  # type: ignore[index]
-    except (TypeError, ValueError):
-        bias = math.nan
-    if not bias < math.inf:  # nor NaN
-        raise argparse.ArgumentTypeError("a token id and a bias, such as 15043+1 or 15043-inf")
-    return token, bias
-
-
-def _stop(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("a text that is not empty")
-    return text
-
-
 def add_system_flags(parser: Parser, text: str) -> None:
     """Add `-sys` and `-sysf`; `text` is the help of the first."""
     group = parser.add_mutually_exclusive_group()
@@ -196,7 +187,7 @@ def add_system_flags(parser: Parser, text: str) -> None:
 
 def add_template_flags(parser: Parser) -> None:
     """Add the flags of the chat template and of its variables."""
-    parser.flag("--chat-template-kwargs JSON", 'variables for the chat template, such as {"enable_thinking": false}', _object)
+    parser.flag("--chat-template-kwargs JSON", 'variables for the chat template, such as {"enable_thinking": false}', _OBJECT)
     group = parser.add_mutually_exclusive_group()
     text = "a chat template in place of the model's own: Jinja, or a name of llama.cpp's such as chatml"
     add_flag(group, "--chat-template JINJA", text)
@@ -278,13 +269,3 @@ def use_template(engine: Engine, source: str | None, *, parse_special: bool) -> 
 
     if source is not None:
         engine.chat_template = ChatTemplate(source, engine.tokenizer, parse_special=parse_special)
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError('a JSON object, such as {"enable_thinking": false}')
-    return found

@@ -86,23 +86,13 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     group.flag(
         "--hours H",
         "learn from as many texts, and go through them as often, as there is time for; --epochs is the most",
-        _hours,
+        cli.expecting("a number of hours above 0, such as 8 or 0.5", float, lambda found: 0 < found < np.inf),
     )
     group.flag("--disk GB", "keep so much of hidden states at most (default: 16)", cli.count(least=1), default=16)
     cli.add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     cli.add_sampling_flags(parser, registry)
     parser.show_first("-f --prompts -o --kind --from --export -m -t --hours --epochs --draft-vocabulary --disk")
     parser.set_defaults(run=_run)
-
-
-def _hours(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < np.inf:
-        raise argparse.ArgumentTypeError("a number of hours above 0, such as 8 or 0.5")
-    return found
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -67,19 +67,9 @@ def add_peer_flag(group: Any, *, is_required: bool = False) -> None:
         "--vs COMMAND",
         "take turns with a llama-server, and print ratios: its path, or path and flags in quotation marks, such as "
         '"PATH/llama-server --spec-type ngram-simple"',
-        _command,
+        cli.expecting("the path of a llama-server, with or without flags for it", shlex.split, bool),
         required=is_required,
     )
-
-
-def _command(text: str) -> tuple[str, ...]:
-    try:
-        found = shlex.split(text)
-    except ValueError:  # a quotation that does not end
-        found = []
-    if not found:
-        raise argparse.ArgumentTypeError("the path of a llama-server, with or without flags for it")
-    return tuple(found)
 
 
 def _measurements_of(args: argparse.Namespace) -> list[Measurement]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -124,7 +125,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     cli.add_model_flags(parser, registry, argv, n_slots=None, has_drafters=False)
     group = parser.add_argument_group("servers compared")
     add_workload_flag(group)
-    group.flag("--vs URL", "the other server's address", _address, required=True)
+    address = cli.expecting("an address such as http://127.0.0.1:8080", str, re.compile("https?://").match)
+    group.flag("--vs URL", "the other server's address", address, required=True)
     group.flag("--spec-type NAME[:K=V,...] ...", "who drafts in augury serve (default: auto); repeats")
     group.flag("-md --model-draft MODEL ...", "a small model that drafts there")
     group.flag(
@@ -138,12 +140,6 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser.flag("--json", "print one JSON object")
     parser.show_first("-p -f -m -t -n --spec-type --workload --vs --clients --turns --json", words=("model",))
     parser.set_defaults(run=_run)
-
-
-def _address(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError("an address such as http://127.0.0.1:8080")
-    return text
 
 
 def _run(args: argparse.Namespace) -> int:
