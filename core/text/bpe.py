@@ -114,11 +114,7 @@ class DnaCodec(BytePairCodec):
 
 
 def call_library(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-    """Encode text with a tokenizer of the library.
-
-    Raises:
-        CapacityError: the library gives up.
-    """
+    """Encode text with a tokenizer of the library. Raises CapacityError: the library gives up."""
     try:
         return tokenizer.encode_batch([text], add_special_tokens=False)[0]  # `encode` keeps other threads from running
     except BaseException as error:  # a panic of the library, such as for ten million spaces in a row, is no Exception

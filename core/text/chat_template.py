@@ -88,11 +88,7 @@ class ChatTemplate:
     def from_metadata(
         cls, metadata: Mapping[str, object], tokenizer: Tokenizer | None, *, parse_special: bool = False
     ) -> ChatTemplate | None:
-        """The chat template of a model file, or None if it has none.
-
-        Raises:
-            ModelFileError: the template is not text.
-        """
+        """The chat template of a model file, or None if it has none. Raises ModelFileError: the template is not text."""
         source = metadata.get(_KEY)
         if source is None:
             return None

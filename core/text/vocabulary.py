@@ -89,11 +89,7 @@ class Vocabulary:
         return frozenset() if found is None else frozenset(found.tolist()) & frozenset(range(len(self.tokens)))
 
     def scores(self) -> np.ndarray:
-        """The tokens' scores, (V,) float64.
-
-        Raises:
-            ModelFileError: there are none, or one is no number.
-        """
+        """The tokens' scores, (V,) float64. Raises ModelFileError: there are none, or one is no number."""
         scores = _numbers(self._metadata, "scores", "fiu", len(self.tokens))
         if scores is None:
             raise ModelFileError(f"{_PREFIX}scores is missing, expected an array of numbers; convert the model again")

@@ -63,11 +63,7 @@ class Guided(Constraint):
 
     @abstractmethod
     def grammar(self) -> str:
-        """The options' grammar in the form that llguidance reads.
-
-        Raises:
-            OptionError: They make none.
-        """
+        """The options' grammar in the form that llguidance reads. Raises OptionError: they make none."""
 
     def limited(self, text: str, n_most: int = 100_000) -> str:
         """A text that takes a second or two to compile at worst: the engine waits meanwhile.

@@ -191,11 +191,7 @@ def mixed_tokens(
 
 
 def needed(tokenizer: Tokenizer | None) -> Tokenizer:
-    """The tokenizer, where there is a text.
-
-    Raises:
-        UnsupportedError: The model has none.
-    """
+    """The tokenizer, where there is a text. Raises UnsupportedError: the model has none."""
     if tokenizer is None:
         raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of text")
     return tokenizer

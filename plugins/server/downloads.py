@@ -56,11 +56,7 @@ class Downloads:
         self._fetching, self._changing = asyncio.Lock(), asyncio.Lock()
 
     async def begin(self, name: str) -> Download:
-        """Begin to download a model, or join those who wait for it.
-
-        Raises:
-            RequestError: Clients may not have it downloaded.
-        """
+        """Begin to download a model, or join those who wait for it. Raises RequestError: clients may not have it downloaded."""
         name = name.removesuffix(":latest")
         registry = self._allowed()
         await to_thread.run_sync(_check_public, name, registry)
@@ -107,11 +103,7 @@ class Downloads:
         await self._change(remove)
 
     async def copy(self, source: str, name: str) -> None:
-        """Give a model one more name.
-
-        Raises:
-            RequestError: There is no such model, or the name cannot be given.
-        """
+        """Give a model one more name. Raises RequestError: there is no such model, or the name cannot be given."""
         self._allowed()
         server, name = self._models.find(source, is_strict=True), name.removesuffix(":latest")
         if name in self._models.names and name not in aliases():
@@ -164,11 +156,7 @@ def _check_public(name: str, registry: Registry) -> None:
 
 
 def _add_alias(name: str, model: str) -> None:
-    """Give a model one more name, for good.
-
-    Raises:
-        RequestError: It is no name, or there are too many.
-    """
+    """Give a model one more name, for good. Raises RequestError: it is no name, or there are too many."""
     if _NAME.fullmatch(name) is None:
         raise RequestError(400, f"{name[:100]!r} is no name, expected letters, digits, - _ . and one : before a tag")
     if len(known := aliases()) >= _N_ALIASES:

@@ -224,11 +224,7 @@ async def generate(
 
 
 def check_texts(texts: Sequence[Any]) -> None:
-    """Refuse more than one request may have, before anything is done for each.
-
-    Raises:
-        RequestError: There are more.
-    """
+    """Refuse more than one request may have, before anything is done for each. Raises RequestError: there are more."""
     if len(texts) > _N_TEXTS:
         raise RequestError(400, f"there are {len(texts)} texts, expected at most {_N_TEXTS}")
 

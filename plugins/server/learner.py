@@ -151,11 +151,7 @@ class Learner:
             self.rest()
 
     async def _run(self, command: Sequence[str]) -> None:
-        """Run a command at the lowest priority.
-
-        Raises:
-            AuguryError: It failed; the message is the last line that it wrote.
-        """
+        """Run a command at the lowest priority. Raises AuguryError: it failed; the message is the last line that it wrote."""
         process = self._process = _started(command)
         try:
             if self._since is None:  # a request came meanwhile

@@ -52,11 +52,7 @@ class FileFacts:
 
     @classmethod
     def of(cls, path: Path, override_kv: Mapping[str, Any] | None) -> FileFacts:
-        """The facts of a file.
-
-        Raises:
-            ModelFileError: It cannot be read.
-        """
+        """The facts of a file. Raises ModelFileError: it cannot be read."""
         with ModelFile.open(path, override_kv) as file:
             n_bytes = Counter[str]()
             for tensor in file.tensors.values():
@@ -203,11 +199,7 @@ class Server:
 
     @property
     def engine(self) -> Engine:
-        """The engine.
-
-        Raises:
-            RequestError: It is not loaded yet.
-        """
+        """The engine. Raises RequestError: it is not loaded yet."""
         if self._engine is None:
             raise RequestError(503, "the model is being loaded", retry_after=1, more={"progress": self.progress.seen})
         return self._engine
@@ -239,11 +231,7 @@ class Server:
             self.engine.replace_draft_model(head)
 
     def open(self) -> None:
-        """Load the engine; called on a thread.
-
-        Raises:
-            AuguryError: As `Engine.load` does.
-        """
+        """Load the engine; called on a thread. Raises AuguryError: as `Engine.load` does."""
         with self.progress:
             self._engine = self.load(self.progress)
         self.is_sleeping, self.failure = False, None

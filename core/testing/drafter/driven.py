@@ -328,11 +328,7 @@ class DrivenLoop:
         return play
 
     def round(self) -> None:
-        """Run one round of all requests.
-
-        Raises:
-            ContractError: The drafter broke a contract.
-        """
+        """Run one round of all requests. Raises ContractError: the drafter broke a contract."""
         self._loop.round()
         for method, error in self._failures:
             promise = {"draft_together": contract.TOGETHER, "begin": contract.BEGIN}.get(method, contract.ERROR)

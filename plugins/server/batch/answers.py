@@ -119,11 +119,7 @@ class Answers:
 
 
 def _checked(request: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
-    """The path and body of a request in OpenAI's form.
-
-    Raises:
-        OptionError: It has none that a batch can answer.
-    """
+    """The path and body of a request in OpenAI's form. Raises OptionError: it has none that a batch can answer."""
     method, url, body = (request.get(name) for name in ("method", "url", "body"))
     if method != "POST":
         raise OptionError(f'{where}: method is {method!r}, expected "POST"')

@@ -29,11 +29,7 @@ class Line:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file that are not empty.
-
-    Raises:
-        AuguryError: It cannot be read.
-    """
+    """The lines of a file that are not empty. Raises AuguryError: it cannot be read."""
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
             for number, text in enumerate(file, start=1):

@@ -332,11 +332,7 @@ async def infill(body: InfillRequest, http: Request, server: Serving) -> Any:
 
 
 async def infill_prompt(body: InfillRequest, server: Server) -> list[int]:
-    """The prompt for a gap, with room for the answer.
-
-    Raises:
-        RequestError: The model cannot fill gaps.
-    """
+    """The prompt for a gap, with room for the answer. Raises RequestError: the model cannot fill gaps."""
     tokenizer, n_ctx = server.engine.tokenizer, server.engine.config["n_ctx"]
     limit = server.options.params.get("max_tokens") if body.n_predict is None else body.n_predict
     if tokenizer is None or (missing := [word for name, word in _NEEDED.items() if name not in tokenizer.fim]):

@@ -148,11 +148,7 @@ def _act(id_slot: int, action: str, folder: Path, server: Server, body: SlotFile
 
 
 def _path(folder: Path, name: str) -> Path:
-    """A file in the folder, and nowhere else.
-
-    Raises:
-        RequestError: The name is none of a file there.
-    """
+    """A file in the folder, and nowhere else. Raises RequestError: the name is none of a file there."""
     is_plain = (
         name.isprintable() and not set(name) & set("/\\:") and not name.startswith(".") and len(name.encode()) <= _LONGEST
     )
