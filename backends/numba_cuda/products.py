@@ -8,21 +8,12 @@ from typing import Any
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Arguments, Launch, Pointer
+from augury.backends.numba_cuda.kernels import matmul
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.formats import UNIT
 from augury.backends.numba_cuda.kernels.halves import GROUP, STEP, RowsArgs, halve_rows, slices_of
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.instructions import SIMULATED
-from augury.backends.numba_cuda.kernels.matmul import (
-    GATED_WARPS,
-    MOST_CUTS,
-    MULTIPLY,
-    MULTIPLY_GATED,
-    MULTIPLY_TWO,
-    OF_ROUTES,
-    OF_TILES,
-    STORE,
-)
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.kernels.routes import CombineArgs
 from augury.backends.numba_cuda.kernels.stream import MULTIPLY_HALVES, STREAM_TILES, TILES_AT_ONCE
@@ -41,7 +32,7 @@ _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
 _BLOCKS_AT_ONCE = 3 * _BLOCKS_ENOUGH  # whose warps ask for enough bytes at once
 _MOST_TILES, _NEAREST_BYTES = 8, 128 << 10  # tiles; of a cache for each multiprocessor, which has more
 SPLIT_BUFFERS = {  # of products whose cuts have blocks of their own: of fewer blocks than enough, with 16 tokens
-    "parts of products": 4 * _BLOCKS_ENOUGH * MOST_CUTS * MATRIX_THREADS * MATRIX_TILE // 2,
+    "parts of products": 4 * _BLOCKS_ENOUGH * matmul.MOST_CUTS * MATRIX_THREADS * MATRIX_TILE // 2,
     "counters": 4 * _BLOCKS_ENOUGH,
 }
 WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
@@ -121,7 +112,7 @@ class Tiles:
     n_rows: int  # of one
     n_most: int = 0  # rows that routes have room for
     per_token: int = 0  # rows of routes that a token has
-    which: int = OF_TILES
+    which: int = matmul.OF_TILES
 
     @property
     def n_places(self) -> int:
@@ -175,7 +166,7 @@ def launch_of_halves(matrix: Matrix, x: Operand, to: DeviceRows, column: int, ti
     """The kernel of one matrix and rows that are halves; see `kernels.stream`."""
     kernel = MULTIPLY_HALVES[matrix.format.name, stream_tile(tiles.n_rows)]
     given: Arguments = {"w": matrix.arguments, "x": x.as_halves(tiles.n_places), "y": to.at, "stride": to.width}
-    given |= {"column": column, "mode": mode, "which": OF_TILES if tiles.which == OF_ROUTES else tiles.which}
+    given |= {"column": column, "mode": mode, "which": matmul.OF_TILES if tiles.which == matmul.OF_ROUTES else tiles.which}
     n_of_block, n_slices = _tiles_of_block(matrix, tiles), slices_of(matrix.n_cols)[2]
     grid = (-(-matrix.n_tiles // n_of_block), tiles.n)
     return Launch.of(kernel, grid, WARP * n_slices, tiles.at, **given, n_of_block=n_of_block)
@@ -190,7 +181,13 @@ def _tiles_of_block(matrix: Matrix, tiles: Tiles) -> int:
 
 
 def launch_of(
-    matrix: Matrix, x: Operand, to: DeviceRows, column: int, tiles: Tiles, mode: int = STORE, more: Arguments | None = None
+    matrix: Matrix,
+    x: Operand,
+    to: DeviceRows,
+    column: int,
+    tiles: Tiles,
+    mode: int = matmul.STORE,
+    more: Arguments | None = None,
 ) -> Launch:
     """The kernel of one matrix; see `kernels.matmul`, and of `more`, where products are combined, `kernels.routes`."""
     if matrix.is_halved:
@@ -204,17 +201,17 @@ def launch_of(
             given, n_split = given | more | {"is_split": True}, matrix.n_cuts
         return Launch.of(kernel, (*grid, n_split), MATRIX_THREADS, tiles.at, **given)
     n_warps = max(WARPS, matrix.n_cuts)
-    kernel, grid = MULTIPLY[matrix.format.name, tiles.n_rows], (-(-matrix.n_tiles * matrix.n_cuts // n_warps), tiles.n)
+    kernel, grid = matmul.MULTIPLY[matrix.format.name, tiles.n_rows], (-(-matrix.n_tiles * matrix.n_cuts // n_warps), tiles.n)
     given |= {"combined": CombineArgs(n_most=tiles.n_most, k=tiles.per_token), **(more or {})}
     return Launch.of(kernel, grid, WARP * n_warps, tiles.at, **given)
 
 
 def launch_of_gated(matrix: Matrix, x: Operand, to: Any, column: int, tiles: Tiles, params: Any, n_gated: int = 1) -> Launch:
     """The kernel of gate, and up below it if `n_gated` is 2, with their activation; see `kernels.matmul`."""
-    kernel, grid = MULTIPLY_GATED[matrix.format.name, tiles.n_rows], (-(-matrix.n_rows // n_gated // UNIT), tiles.n)
+    kernel, grid = matmul.MULTIPLY_GATED[matrix.format.name, tiles.n_rows], (-(-matrix.n_rows // n_gated // UNIT), tiles.n)
     given: Arguments = {"w": matrix.arguments, "x": x.source(is_float=matrix.format.is_float), "params": params, "to": to}
     given |= {"column": column, "which": tiles.which, "n_most": tiles.n_most, "per_token": tiles.per_token}
-    return Launch.of(kernel, grid, WARP * GATED_WARPS, tiles.at, **given)
+    return Launch.of(kernel, grid, WARP * matmul.GATED_WARPS, tiles.at, **given)
 
 
 def launch_of_two(
@@ -225,7 +222,7 @@ def launch_of_two(
     if first.is_halved or other.is_halved:
         return None
     tile = tile_of(first, n_tokens)
-    kernel = MULTIPLY_TWO.get((first.format.name, other.format.name, tile))
+    kernel = matmul.MULTIPLY_TWO.get((first.format.name, other.format.name, tile))
     if kernel is None or n_tokens > FEW_TOKENS:
         return None
     n_warps = max(WARPS, first.n_cuts, other.n_cuts)

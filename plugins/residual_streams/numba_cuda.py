@@ -13,16 +13,7 @@ from augury.errors import UnsupportedError
 from augury.lowering import ConnectionEmitter
 from augury.plugins.residual_streams import AttentionResidual, GatedHyperConnection, HyperConnection
 from augury.plugins.residual_streams.connections import n_begun
-from augury.plugins.residual_streams.kernels.numba_cuda import (
-    MAX_MIXED,
-    MAX_STREAMS,
-    STREAM_THREADS,
-    ShareArgs,
-    mix_streams,
-    read_gated_streams,
-    read_streams,
-    write_streams,
-)
+from augury.plugins.residual_streams.kernels import numba_cuda as kernels
 
 _NORMED, _LOW, _SEEN = "normed streams", "low streams", "seen streams"
 _COEFFICIENTS, _WEIGHTS, _GATES = "coefficients of streams", "weights of streams", "gates of streams"
@@ -35,7 +26,7 @@ class AttentionResidualEmitter(ConnectionEmitter):
 
     def __init__(self, connection: AttentionResidual, plan: ModelPlan) -> None:
         super().__init__(connection, plan)
-        _check("that layers begin", n_begun(plan) + 1, MAX_MIXED)
+        _check("that layers begin", n_begun(plan) + 1, kernels.MAX_MIXED)
 
     def buffers(self) -> Mapping[str, int]:
         row = 4 * MAX_TOKENS * self.size
@@ -49,7 +40,7 @@ class AttentionResidualEmitter(ConnectionEmitter):
             tape.seen = DeviceRows(tape.buffers[_SEEN], size)
             arguments: Arguments = {"streams": tape.buffers["x"], "n": n, "size": size, "seen": tape.seen.at}
             arguments["norm"] = tape.weights.norm_arguments(norm)
-            tape.launch(mix_streams, (tape.size.n_tokens,), THREADS, **arguments)
+            tape.launch(kernels.mix_streams, (tape.size.n_tokens,), THREADS, **arguments)
         if self.connection.begins:
             tape.x = DeviceRows(x.at.at(4 * MAX_TOKENS * size), size)
             tape.blend(tape.x, x, 0.0, 0.0)
@@ -60,7 +51,7 @@ class _Emitter(ConnectionEmitter):
 
     def __init__(self, connection: Any, plan: ModelPlan) -> None:
         super().__init__(connection, plan)
-        _check("of the embedding", self.n_streams, MAX_STREAMS)
+        _check("of the embedding", self.n_streams, kernels.MAX_STREAMS)
 
     def buffers(self) -> Mapping[str, int]:
         n, row = self.n_streams, 4 * MAX_TOKENS
@@ -69,16 +60,16 @@ class _Emitter(ConnectionEmitter):
 
     def _read(self, tape: Tape, n_rounds: int = 0, **made: Any) -> None:
         tape.seen = DeviceRows(tape.buffers[_SEEN], self.size)
-        shared = ShareArgs(coefficients=tape.buffers[_COEFFICIENTS], weights=tape.buffers[_WEIGHTS], **made)
+        shared = kernels.ShareArgs(coefficients=tape.buffers[_COEFFICIENTS], weights=tape.buffers[_WEIGHTS], **made)
         places = {"streams": tape.streams.at, "seen": tape.seen.at, "y": tape.x.at, "shared": shared}
         sizes = {"n": self.n_streams, "size": self.size, "n_rounds": n_rounds}
-        tape.launch(read_streams, (tape.size.n_tokens,), THREADS, **places, **sizes)
+        tape.launch(kernels.read_streams, (tape.size.n_tokens,), THREADS, **places, **sizes)
 
     def _write(self, tape: Tape, stride: int, post: int, comb: int) -> None:
-        grid = (-(-self.size // STREAM_THREADS), tape.size.n_tokens)
+        grid = (-(-self.size // kernels.STREAM_THREADS), tape.size.n_tokens)
         places = {"streams": tape.streams.at, "weights": tape.buffers[_WEIGHTS], "y": tape.x.at}
         columns = {"stride": stride, "post": post, "comb": comb}
-        tape.launch(write_streams, grid, STREAM_THREADS, n=self.n_streams, size=self.size, **places, **columns)
+        tape.launch(kernels.write_streams, grid, kernels.STREAM_THREADS, n=self.n_streams, size=self.size, **places, **columns)
 
 
 class HyperConnectionEmitter(_Emitter):
@@ -125,10 +116,10 @@ class GatedHyperConnectionEmitter(_Emitter):
         tape.multiply(bent, ((each.up, 0),), DeviceRows(buffers[_GATES], streams.width))
         tape.seen = DeviceRows(buffers[_SEEN], self.size)
         places = {"streams": normed.floats, "gates": buffers[_GATES], "weights": buffers[_WEIGHTS], "seen": tape.seen.at}
-        grid = (-(-self.size // STREAM_THREADS), tape.size.n_tokens)
+        grid = (-(-self.size // kernels.STREAM_THREADS), tape.size.n_tokens)
         made: Arguments = {"injected": coefficients.at, "has_weights": inject is not None, "y": tape.x.at}
         sizes = {"n": self.n_streams, "size": self.size, "stride": normed.width}
-        tape.launch(read_gated_streams, grid, STREAM_THREADS, **sizes, **places, **made)
+        tape.launch(kernels.read_gated_streams, grid, kernels.STREAM_THREADS, **sizes, **places, **made)
 
     def write(self, tape: Tape) -> None:
         if self.connection.inject is not None:
