@@ -18,8 +18,8 @@ from augury.backends.numba_cpu.block import BlockEmitter
 from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import Arena, to_move, up
-from augury.backends.numba_cpu.operations.ends import logits_row
 from augury.backends.numba_cpu.operations.layout import HIDDEN
+from augury.backends.numba_cpu.operations.rows import logits_row
 from augury.backends.numba_cpu.tape import Program, Tape, ThreadRows, Workspace, row_bytes, row_stride
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import AllStreams, Connection, ModelPlan

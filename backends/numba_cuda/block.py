@@ -82,7 +82,7 @@ class BlockEmitter(lowering.BlockEmitter):
         if (found := self._layout.first_products()) is None:
             return None
         multiply, name = found
-        return FirstProducts((self._layout, name), name, self._layout.products(multiply), self._layout.width(name))
+        return FirstProducts((self._layout, name), name, self._layout.products(multiply), self._layout.widths[name])
 
     def buffers(self) -> Mapping[str, int]:
         """Bytes of its work space, by name. Blocks share memory of one name; the largest counts."""

@@ -366,10 +366,6 @@ class Tape:
         self.steps.append(launch_of_gated(matrix, x, target, part.n, tiles, params))
         return True
 
-    def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: DeviceRows, tiles: Tiles) -> None:
-        """Multiply rows by matrices that their tiles choose, and store the products side by side."""
-        self.multiply_matrices(x, self.weights.several(parts), to, tiles)
-
     def multiply_combined(
         self, x: Operand, part: Matrices, rows: DeviceRows, tiles: Tiles, **combined: Pointer | float
     ) -> None:
@@ -377,7 +373,7 @@ class Tape:
         params = CombineArgs(n_most=tiles.n_most, k=tiles.per_token, **combined)
         ((matrix, column),) = self.weights.several([part])
         if tiles.n_apart or matrix.is_halved:
-            self.multiply_tiles(x, [part], rows, tiles)
+            self.multiply_matrices(x, [(matrix, column)], rows, tiles)
             grid = (warps_of(units_of(rows.width)), self.size.n_tokens)
             self.launch(combine_rows, grid, WARP * WARPS, routes=tiles.at, rows=rows.at, stride=rows.width, params=params)
             return

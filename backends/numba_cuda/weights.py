@@ -214,11 +214,11 @@ class Weights:
 
     def vector(self, vector: Vector) -> Pointer:
         """A vector as float32."""
-        return self._hold(vector, lambda: self._floats(vector.weight, vector.shapes[vector.weight]))
+        return self.constant(vector, lambda: self._floats(vector.weight, vector.shapes[vector.weight]))
 
     def integers(self, part: Integers) -> Pointer:
         """Whole numbers as int32."""
-        return self._hold(part, lambda: self._file.tensor(part.weight, part.shape).data.view(np.int32))
+        return self.constant(part, lambda: self._file.tensor(part.weight, part.shape).data.view(np.int32))
 
     def flat(self, name: str, shape: tuple[int, ...], n_times: int = 1, columns: int = 1) -> Pointer:
         """A small tensor of some shape as float32, one number after the other.
@@ -234,7 +234,7 @@ class Weights:
             values = np.repeat(self._floats(name, shape), n_times)
             return values if columns == 1 else values.reshape(-1, columns, shape[-1]).swapaxes(1, 2)
 
-        return self._hold((name, n_times, columns), make)
+        return self.constant((name, n_times, columns), make)
 
     def taps(self, *convs: Convolution) -> Pointer:
         """The weights of all channels' inputs, the oldest first, (C, size), zeros where one is passed over."""
@@ -243,7 +243,7 @@ class Weights:
             taps = [conv.taps(self._floats(conv.weight, conv.shapes[conv.weight])).T for conv in convs]
             return np.concatenate(taps)
 
-        return self._hold(convs, make)
+        return self.constant(convs, make)
 
     def norm(self, norm: Norm, n_heads: int = 1) -> Pointer:
         """A norm's weights for each of some heads, and its bias if it has one: (heads, 1 or 2, size)."""
@@ -254,7 +254,7 @@ class Weights:
             wholes = [np.broadcast_to(part.reshape(-1, part.shape[-1]), (n_heads, norm.size)) for part in parts]
             return np.stack(wholes, axis=1)
 
-        return self._hold((norm, n_heads), make)
+        return self.constant((norm, n_heads), make)
 
     def norm_arguments(self, norm: Norm | None, n_heads: int = 1) -> Any:
         """The arguments of kernels for a norm of some heads, or for None: to pass on values as they are."""
@@ -262,10 +262,6 @@ class Weights:
             return NormArgs(kind=AS_IS)
         kind = (LAYER if norm.kind is NormKind.LAYER else RMS) | (BIASED if norm.bias is not None else 0)
         return NormArgs(self.norm(norm, n_heads), kind, norm.eps)
-
-    def constant(self, key: Hashable, make: Callable[[], np.ndarray]) -> Pointer:
-        """An array that callers share by one key."""
-        return self._hold(key, make)
 
     def _can_follow(self, group: Sequence[Linear], linear: Linear, column: int) -> bool:
         first = group[0]
@@ -288,7 +284,7 @@ class Weights:
 
         bias = None
         if any(each.bias for each in group):
-            bias = self._hold(("bias", *key), lambda: below([self._bias(each) for each in group]))
+            bias = self.constant(("bias", *key), lambda: below([self._bias(each) for each in group]))
         at, is_halved = self._held_or_lent(key, words), self._is_halved(kind)
         return Matrix(FORMATS[kind.name], at, n_rows, first.n_in, first.scale, bias, is_halved=is_halved)
 
@@ -307,8 +303,8 @@ class Weights:
         key, bias = tuple(group), None
         has_scales = any(part.scales for part in group)
         if has_scales or any(part.bias for part in group):
-            bias = self._hold(("bias", key), lambda: self._biases(group, has_scales=has_scales))
-        stored = FORMATS[kind.name], self._hold(key, words), n_rows, first.n_in, 1.0, bias
+            bias = self.constant(("bias", key), lambda: self._biases(group, has_scales=has_scales))
+        stored = FORMATS[kind.name], self.constant(key, words), n_rows, first.n_in, 1.0, bias
         return Matrix(*stored, first.n + bool(others), has_scales, is_halved=is_halved)
 
     def _repacked(self, kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int) -> np.ndarray:
@@ -362,14 +358,15 @@ class Weights:
     def _held_or_lent(self, key: tuple[tuple[str, RowSelection | None], ...], make: Callable[[], np.ndarray]) -> Pointer:
         """The words of matrices; one whole matrix may be the target's, or is a draft model's to borrow."""
         if len(key) > 1 or key[0][1] is not None:
-            return self._hold(key, make)
+            return self.constant(key, make)
         file, name, device = self._file, key[0][0], self._device.label
         owner, own = file.owner(name)
         there = lent(file, name, device, as_halves=self._as_halves)
-        held = owner.in_memory[_place(own, device, as_halves=self._as_halves)] = there or self._hold(key, make)
+        held = owner.in_memory[_place(own, device, as_halves=self._as_halves)] = there or self.constant(key, make)
         return held
 
-    def _hold(self, key: Hashable, make: Callable[[], np.ndarray]) -> Pointer:
+    def constant(self, key: Hashable, make: Callable[[], np.ndarray]) -> Pointer:
+        """An array that callers share by one key."""
         if key not in self._held:
             array = make()
             self._held[key] = self._device.allocate(array.nbytes, PURPOSE)

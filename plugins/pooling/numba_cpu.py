@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from augury.backends.numba_cpu.operations import OperationEmitter, Tape, ThreadRows, Work
+from augury.backends.numba_cpu.operations import OperationEmitter, Tape, Work
 from augury.errors import UnsupportedError
 from augury.plugins.pooling.blocks import KeepToPool, Pool
 from augury.plugins.pooling.kernels.numba_cpu import keep_to_pool, pool, scratch_bytes
@@ -17,12 +17,11 @@ class KeepToPoolEmitter(OperationEmitter[KeepToPool]):
 
     def emit(self, tape: Tape) -> None:
         operation, kept = self.operation, self.scope.cache(self.operation.rows.cache).rows
-        weights = ThreadRows(0, 0) if operation.weights is None else self.placed.at(operation.weights)
         tape.add(
             Work("keeping rows to pool"),
             keep_to_pool,
             values=self.placed.at(operation.values),
-            weights=weights,
+            weights=self.placed.at(operation.weights),
             n_values=operation.values.width,
             places=self.placed.weights.vector(operation.places),
             size=operation.size,

@@ -15,7 +15,7 @@ from augury.backends.numba_cpu.kernels import logits, matmul, step, team
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.struct import table
-from augury.backends.numba_cpu.operations.ends import logits_row
+from augury.backends.numba_cpu.operations.rows import logits_row
 from augury.backends.numba_cpu.packing import aligned, pack
 from augury.backends.numba_cpu.passes import KernelPass
 from augury.backends.numba_cpu.team import Team

@@ -36,7 +36,7 @@ class Counted(Weights):
             return TensorType.F32
         return next((kind for name, kind in self._kinds.items() if name in part.weight), TensorType.Q4_K)
 
-    def _hold(self, key, make):
+    def constant(self, key, make):
         return self._nowhere
 
 

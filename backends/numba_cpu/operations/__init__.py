@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from augury.backends.numba_cpu.operations import attention, ends, experts, latent, recurrence, rows  # noqa: F401 - they register
+from augury.backends.numba_cpu.operations import attention, experts, recurrence, rows  # noqa: F401 - they register
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter
 from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work, row_bytes
 

@@ -31,9 +31,9 @@ class Placed:
     buffers: Mapping[str, int]
     states: Sequence[State]
 
-    def at(self, value: Value) -> ThreadRows:
-        """Where a value lies."""
-        return self.layout.place(value, self.buffers)
+    def at(self, value: Value | None) -> ThreadRows:
+        """Where a value lies; nowhere, if there is none."""
+        return ThreadRows(0, 0) if value is None else self.layout.place(value, self.buffers)
 
     def rows(self, value: Value, tape: Tape) -> ThreadRows:
         """Likewise, of any value: also of x and its norms, and of sums to be added to it, which the tape keeps."""

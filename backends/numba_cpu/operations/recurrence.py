@@ -10,7 +10,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
-from augury.backends.numba_cpu.tape import Tape, ThreadRows, Work
+from augury.backends.numba_cpu.tape import Tape, Work
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Activation, Convolution, GateKind, Vector
 from augury.errors import UnsupportedError
@@ -35,7 +35,7 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
 
     def emit_states(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
-        before, after = (0 if gate is None else placed.at(gate).address for gate in (operation.before, operation.after))
+        before, after = (placed.at(gate).address for gate in (operation.before, operation.after))
         parts = operation.out.split(*(conv.n_channels for conv in operation.convs))
         for value, conv, state, part in zip(operation.x, operation.convs, operation.states, parts, strict=True):
             fields = {
@@ -105,7 +105,7 @@ class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
         fields = {
             "rows": layout.row(betas, placed.buffers),
             "t": placed.at(operation.t),
-            "b": ThreadRows(0, 0) if operation.b is None else placed.at(operation.b),
+            "b": placed.at(operation.b),
             "a": a,
             "size": operation.t.width,
             "n_betas": betas.width,

@@ -45,7 +45,7 @@ class PrepareHeadsEmitter(OperationEmitter[PrepareHeads]):
             check_dim("heads", most)
         columns = [layout.row(x) for x in operation.x]
         ends = [(name, column + x.width) for (name, column), x in zip(columns, operation.x, strict=True)]
-        if columns[1:] != ends[:-1] or not all(map(layout.is_in_place, operation.out)):
+        if columns[1:] != ends[:-1] or not layout.in_place.keys() >= {*operation.out}:
             raise UnsupportedError("heads that do not lie side by side, or that others read, too; use backend reference")
         rows, first, roles = layout.rows(operation.x[0], tape), operation.steps[0], ("q", "k", "v")
         counts = [x.width // dim for x, dim in zip(operation.x, operation.dims, strict=True)]

@@ -126,7 +126,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         self._width = block.down.n_in * (1 if block.gate is None else 2)
 
     def buffers(self) -> Mapping[str, int]:
-        block, choice = self._block, self.layout.maker(self.operation.routes)
+        block, choice = self._block, self.layout.makers.get(self.operation.routes)
         assert isinstance(choice, ChooseExperts)
         n_rows = _n_most(choice) + MATRIX_TILE  # a tile reads as many rows as it has room for
         return {
@@ -153,7 +153,7 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         gate = Gate(block.activation, block.limit, block.limits_activated, block.constants)
         if not tape.multiply_gated(read, inputs, hidden, gate, chosen):
             rows = DeviceRows(tape.buffers["experts' gate and up"], self._width)
-            tape.multiply_tiles(read, inputs, rows, chosen)
+            tape.multiply_matrices(read, tape.weights.several(inputs), rows, chosen)
             ups = None if block.gate is None else DeviceRows(rows.at.at(4 * size), rows.width)
             activate(tape, gate, rows, ups, hidden, size, per_token=k, n_apart=tiles.n_apart)
         to, rows = layout.rows(operation.out, tape), DeviceRows(tape.buffers["experts' rows"], block.down.n_out)
@@ -185,6 +185,6 @@ class AddWeighedEmitter(OperationEmitter[AddWeighed]):
     def emit(self, tape: Tape) -> None:
         layout, (y, other, out) = self.layout, (self.operation.y, self.operation.other, self.operation.out)
         to = layout.rows(out, tape)
-        if not layout.is_in_place(out):
+        if out not in layout.in_place:
             tape.blend(to, layout.rows(y, tape), 0.0, 1.0, width=out.width)
         tape.blend(to, layout.rows(other, tape), 1.0, 1.0, width=out.width)

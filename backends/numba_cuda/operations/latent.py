@@ -61,7 +61,9 @@ class PrepareLatentsEmitter(OperationEmitter[PrepareLatents]):
             arguments["turned"] = weights.norm_arguments(operation.turned_norm)
         tape.launch(kernels.prepare_latents, (1 + (keys.n if keys.n_in else 0), tape.size.n_tokens), WARP, **arguments)
         if keys.n_in:
-            tape.multiply_tiles(to, [keys], DeviceRows(tape.buffers[_ROWS], keys.n_out), _tiles_of(tape, keys.n))
+            tape.multiply_matrices(
+                to, tape.weights.several([keys]), DeviceRows(tape.buffers[_ROWS], keys.n_out), _tiles_of(tape, keys.n)
+            )
 
 
 @EMITTERS.of(AttendLatents)
@@ -119,7 +121,7 @@ def _multiply_heads(operation: MultiplyHeads | MultiplyHeadsGated, layout: Layou
     """Multiplies heads by matrices, and puts the products of a token side by side, perhaps gated."""
     matrices, n = operation.matrices, tape.size.n_tokens
     x, to = tape.operand(_SPLIT, matrices.n_in, [matrices]), layout.operand(operation.out, tape)
-    if not isinstance(layout.maker(operation.x), AttendLatents):
+    if not isinstance(layout.makers.get(operation.x.root), AttendLatents):
         heads, sizes = layout.rows(operation.x, tape), {"head_dim": matrices.n_in, "size": matrices.n_in}
         _emit_rows(tape, kernels.split_heads, x, matrices.n * n, x=heads.at, stride=heads.width, **sizes)
     tiles = _tiles_of(tape, matrices.n)
@@ -130,7 +132,7 @@ def _multiply_heads(operation: MultiplyHeads | MultiplyHeadsGated, layout: Layou
     elif tape.multiply_heads(x, matrices, to, tiles):
         return
     made = DeviceRows(tape.buffers[_ROWS], matrices.n_out)
-    tape.multiply_tiles(x, [matrices], made, tiles)
+    tape.multiply_matrices(x, tape.weights.several([matrices]), made, tiles)
     _emit_rows(tape, kernels.join_heads, to, n, x=made.at, size=made.width, n_values=operation.out.width, **gates)
 
 

@@ -35,6 +35,11 @@ class Layout:
 
     Attributes:
         buffers: Bytes by name.
+        streams: x, also as it was before the layer.
+        makers: The operation that makes each value.
+        operands: The values that matrices read: the buffers' name, and which MAX_TOKENS rows of them.
+        in_place: The values that are made where others were, with these.
+        widths: Values of a row of a buffer.
     """
 
     def __init__(self, operations: Sequence[Operation], streams: Container[Value], n_early: int) -> None:
@@ -45,33 +50,29 @@ class Layout:
             streams: x, also as it was before the layer, whose norms the tape keeps.
             n_early: Operations before the layer, whose values other blocks may not overwrite.
         """
-        self._operations, self._streams = [*parts_of(operations)], streams
-        self._makers = {value: each for each in self._operations for value in each.made}
+        self._operations, self.streams = [*parts_of(operations)], streams
+        self.makers = {value: each for each in self._operations for value in each.made}
         self.buffers: dict[str, int] = {}
-        self._operands: dict[Value, tuple[str, int]] = {}  # name, and which MAX_TOKENS rows of the buffers
+        self.operands: dict[Value, tuple[str, int]] = {}
         for each in operations:
             self._add_operands(each)
-        self._in_place: dict[Value, Value] = {}  # by the value that takes another's place
+        self.in_place: dict[Value, Value] = {}
         self._normed: dict[Value, op.Normalize] = {}  # by the value that is normed where matrices read it
         for each in operations:
             self._add_in_place(each)
         self._added = {value: each.norm for each in operations if isinstance(each, op.Add) for value in self._made_to_add(each)}
         begun = {self._canonical(each.y[0]) for each in operations if isinstance(each, op.InitStreams)}
-        self._begun = {value for value in begun if isinstance(self._makers[value], op.LookUp)}
+        self._begun = {value for value in begun if isinstance(self.makers[value], op.LookUp)}
         self._given = {self._canonical(each.x) for each in operations if isinstance(each, op.SetLayerInputs)}
         self._columns: dict[Value, tuple[str, int]] = {}  # buffer and column
-        self._widths: dict[str, int] = {}  # of rows, by buffer
+        self.widths: dict[str, int] = {}
         self._next = {a: b for each in self._operations for a, b in self._neighbours(each)}
         early = {value for each in operations[:n_early] for value in each.made}
         for group in self._groups():
             name = "early rows" if early.issuperset(group) else "rows"
-            self._add_row(group, INPUTS if self._given.issuperset(group) else f"{name} {len(self._widths)}")
+            self._add_row(group, INPUTS if self._given.issuperset(group) else f"{name} {len(self.widths)}")
 
     # Queries of emitters
-
-    def maker(self, value: Value) -> Operation | None:
-        """The operation that makes a value."""
-        return self._makers.get(value.root)
 
     def products(self, multiply: op.Multiply) -> list[tuple[Linear, int]]:
         """Matrices, each with the column of its products; a choice scales the products that it weighs by itself."""
@@ -81,7 +82,7 @@ class Layout:
 
     def scale(self, weights: Value) -> float:
         """The factor that a choice scales its weights by."""
-        maker = self._makers.get(weights)
+        maker = self.makers.get(weights)
         if not (isinstance(maker, op.Multiply) and self._is_weight(weights)):
             return 1.0
         return maker.linears[maker.out.index(weights)].scale
@@ -97,22 +98,6 @@ class Layout:
         name, _ = self.row(multiply.out[0])
         there = {value for value, (other, _) in self._columns.items() if other == name}
         return (multiply, name) if there == set(multiply.out) else None
-
-    def width(self, name: str) -> int:
-        """Values of a row of a buffer."""
-        return self._widths[name]
-
-    def is_stream(self, value: Value) -> bool:
-        """Whether it is x, or x as it was before the layer."""
-        return value in self._streams
-
-    def is_operand(self, value: Value) -> bool:
-        """Whether matrices read a value."""
-        return value in self._operands
-
-    def is_in_place(self, value: Value) -> bool:
-        """Whether a value is made where the one before it was."""
-        return value in self._in_place
 
     def adds(self, value: Value) -> bool:
         """Whether the operation that makes a value adds it to x."""
@@ -134,19 +119,19 @@ class Layout:
     def row(self, value: Value) -> tuple[str, int]:
         """The buffer that a value lies in, and its column there."""
         column, root = value.first, value.root
-        while root in self._in_place:
-            column, root = column + self._in_place[root].first, self._in_place[root].root
+        while root in self.in_place:
+            column, root = column + self.in_place[root].first, self.in_place[root].root
         name, first = self._columns[root]
         return name, column + first
 
     def rows(self, value: Value, tape: Tape) -> DeviceRows:
         """The rows of a value, from its first column on."""
-        root, maker = value.root, self._makers.get(value.root)
+        root, maker = value.root, self.makers.get(value.root)
         if isinstance(maker, GIVEN):
             name = INPUTS if isinstance(maker, op.ReadInput) else HIDDEN if isinstance(maker, op.ReadHidden) else EMBEDDED
             column, n = (maker.index * root.width, maker.n_layers) if isinstance(maker, op.ReadInput) else (0, 1)
             return DeviceRows(tape.buffers[name].at(4 * (column + value.first)), n * root.width)
-        is_operand = root in self._normed or (root in self._operands and not isinstance(maker, op.Convolve))
+        is_operand = root in self._normed or (root in self.operands and not isinstance(maker, op.Convolve))
         if root in tape.operands or is_operand:
             operand = self.operand(root, tape)
             return DeviceRows(operand.floats.at(4 * value.first), operand.width)
@@ -163,7 +148,7 @@ class Layout:
     def whole_row(self, value: Value, tape: Tape) -> DeviceRows:
         """The rows of all values that lie side by side with one, from their first column on."""
         name, _ = self.row(value)
-        return tape.made.get((self, name)) or DeviceRows(tape.buffers[name], self._widths[name])
+        return tape.made.get((self, name)) or DeviceRows(tape.buffers[name], self.widths[name])
 
     def operand(self, value: Value, tape: Tape) -> Operand:
         """Where a value is, or is to be, as matrices read it; of one that is normed first: floats alone."""
@@ -171,11 +156,11 @@ class Layout:
             return tape.operands[value]
         if value in self._normed:
             return self.operand(self._normed[value].out, tape).before(self._normed[value].norm)
-        if value not in self._operands:
+        if value not in self.operands:
             rows = self.rows(value, tape)
             return rows.operand
-        name, number = self._operands[value]
-        alike = [each for each, (other, _) in self._operands.items() if other == name]
+        name, number = self.operands[value]
+        alike = [each for each, (other, _) in self.operands.items() if other == name]
         wanted = [self.wanted(each, tape) for each in alike]
         operand = tape.operand(name, value.width, [part for parts, _ in wanted for part in parts])
         return evolve(operand, as_floats=operand.as_floats or any(floats for _, floats in wanted)).after(number * MAX_TOKENS)
@@ -187,7 +172,7 @@ class Layout:
             if isinstance(each, _PRODUCTS):
                 parts += each.linears
                 continue
-            has_floats = has_floats or not isinstance(self._makers[value], op.Convolve)
+            has_floats = has_floats or not isinstance(self.makers[value], op.Convolve)
             if isinstance(each, _SUMS) and tape.size.n_tokens <= FEW_TOKENS:
                 experts = (each.feed if isinstance(each, FeedExpertsAndAdd) else each).experts
                 parts += [part for part in (experts.gate, experts.up) if part is not None]
@@ -200,10 +185,10 @@ class Layout:
 
     def _add_operands(self, operation: Operation) -> None:
         found = [value for each in parts_of((operation,)) for value in each.made if self._is_multiplied(each, value)]
-        is_one, n = isinstance(operation, NormalizeParts), len({name for name, _ in self._operands.values()})
+        is_one, n = isinstance(operation, NormalizeParts), len({name for name, _ in self.operands.values()})
         for i, value in enumerate(found):
             name, number = f"operand {n + (0 if is_one else i)}", i if is_one else 0
-            self._operands[value] = (name, number)
+            self.operands[value] = (name, number)
             self.buffers |= Tape.operand_buffers(name, value.width, (number + 1) * MAX_TOKENS)
 
     def _is_multiplied(self, maker: Operation, value: Value) -> bool:
@@ -212,36 +197,34 @@ class Layout:
         return isinstance(maker, op.MultiplyHeads) or any(isinstance(each, _PRODUCTS) for each in self._readers(value))
 
     def _is_norm_of_stream(self, operation: Operation) -> bool:
-        return isinstance(operation, op.Normalize) and operation.x in self._streams
+        return isinstance(operation, op.Normalize) and operation.x in self.streams
 
     def _add_in_place(self, operation: Operation) -> None:
         if isinstance(operation, ActivateAndDecay):
-            self._in_place |= {each.out: each.x for each in operation.operations if isinstance(each, op.Activate)}
+            self.in_place |= {each.out: each.x for each in operation.operations if isinstance(each, op.Activate)}
             return
         for each in parts_of((operation,)):
             if isinstance(each, op.Normalize) and not self._is_norm_of_stream(each) and len(self._readers(each.x)) == 1:
-                if each.out not in self._operands:
+                if each.out not in self.operands:
                     if self._is_in_row(each.x) and each.norm is not None:
-                        self._in_place[each.out] = each.x
-                elif (
-                    isinstance(self._makers[each.x.root], op.Activate | MultiplyActivated | op.Attend) and each.x.whole is None
-                ):
+                        self.in_place[each.out] = each.x
+                elif isinstance(self.makers[each.x.root], op.Activate | MultiplyActivated | op.Attend) and each.x.whole is None:
                     self._normed[each.x] = each
             elif isinstance(each, op.PrepareHeads):
                 for x, out in zip(each.x, each.out, strict=True):
                     if len(self._readers(x)) == 1 and self._is_in_row(x):
-                        self._in_place[out] = x
+                        self.in_place[out] = x
             elif isinstance(each, op.AddWeighed) and len(self._readers(each.y)) == 1 and self._is_in_row(each.y):
-                self._in_place[each.out] = each.y
+                self.in_place[each.out] = each.y
 
     def _is_in_row(self, value: Value) -> bool:
-        maker = self._makers[value.root]
-        return not (value.root in self._operands or isinstance(maker, GIVEN) or self._is_norm_of_stream(maker))
+        maker = self.makers[value.root]
+        return not (value.root in self.operands or isinstance(maker, GIVEN) or self._is_norm_of_stream(maker))
 
     def _made_to_add(self, add: op.Add) -> Iterator[Value]:
         """The value that is added to x, if the operation that makes it can add it."""
         value = self._canonical(add.y)
-        maker = self._makers[value]
+        maker = self.makers[value]
         later = self._operations[self._operations.index(maker) :]
         is_whole = add.y.whole is None and len(self._readers(add.y)) == 1
         if isinstance(maker, _PRODUCTS | _SUMS) and is_whole and not any(map(self._is_norm_of_stream, later)):
@@ -250,8 +233,8 @@ class Layout:
     def _canonical(self, value: Value) -> Value:
         """The value that was first in the place of a value."""
         root = value.root
-        while root in self._in_place:
-            root = self._in_place[root].root
+        while root in self.in_place:
+            root = self.in_place[root].root
         return root
 
     def _groups(self) -> Iterator[list[Value]]:
@@ -259,7 +242,7 @@ class Layout:
         last = {each.b.root for each in self._operations if isinstance(each, op.Decay) and each.b is not None}
         choices = [each for each in self._operations if isinstance(each, op.Choose) and each.queries and each.weights]
         pairs = [*self._next.items(), *([self._canonical(value) for value in each.read] for each in choices)]
-        after = {self._makers[b] for a, b in pairs if self._makers[a] is not self._makers[b]}
+        after = {self.makers[b] for a, b in pairs if self.makers[a] is not self.makers[b]}
         joined = list[set[Value]]()
         for each in self._operations:
             groups = [{value} for value in each.made]
@@ -273,8 +256,8 @@ class Layout:
                 others = [other for other in joined if not other.isdisjoint(group)]
                 joined = [other for other in joined if other not in others] + [group.union(*others)]
         for group in joined:
-            if made := [value for value in self._makers if value in group and not self._lies_elsewhere(value)]:
-                yield [*self._in_order(sorted(made, key=lambda value: (value in last, self._makers[value] in after)))]
+            if made := [value for value in self.makers if value in group and not self._lies_elsewhere(value)]:
+                yield [*self._in_order(sorted(made, key=lambda value: (value in last, self.makers[value] in after)))]
 
     def _in_order(self, values: Sequence[Value]) -> Iterator[Value]:
         """The values, each followed by the values that it needs to have next to it."""
@@ -293,18 +276,18 @@ class Layout:
 
     def _lies_elsewhere(self, value: Value) -> bool:
         """Whether a value takes no columns: it is an operand, in the residual stream, where another was, or routes."""
-        maker = self._makers[value]
-        is_operand = value in self._operands and not isinstance(maker, op.Convolve)
+        maker = self.makers[value]
+        is_operand = value in self.operands and not isinstance(maker, op.Convolve)
         is_no_row = isinstance(
             maker, GIVEN | ChooseExperts | _CHOICES | op.PrepareLatents | AttendLatents
         ) or self._is_norm_of_stream(maker)
-        places = (self._in_place, self._normed, self._added, self._begun)
+        places = (self.in_place, self._normed, self._added, self._begun)
         return is_operand or is_no_row or any(value in some for some in places)
 
     def _add_row(self, group: Sequence[Value], name: str) -> None:
         width, following = 0, set(self._next.values())
         for value in group:
-            maker = self._makers[value]
+            maker = self.makers[value]
             is_product = isinstance(maker, _PRODUCTS) and value in maker.made[isinstance(maker, MultiplyActivated) :]
             wants_gap = not any(isinstance(each, ChooseExperts) for each in self._readers(value)) and value not in following
             if is_product and wants_gap:
@@ -312,5 +295,5 @@ class Layout:
             self._columns[value] = (name, width)
             is_in_units = made_apart(maker, value) and not isinstance(maker, op.Convolve | op.Normalize)
             width += UNIT * units_of(value.width) if is_in_units else value.width
-        self._widths[name] = width
+        self.widths[name] = width
         self.buffers[name] = 4 * MAX_TOKENS * width

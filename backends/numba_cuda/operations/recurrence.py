@@ -53,7 +53,7 @@ class ConvolveEmitter(OperationEmitter[Convolve]):
         is_one = all(_column(a, b) == x.width for a, b, x in zip(xs, xs[1:], operation.x, strict=False))
         if not is_one or len(gates) == 1 or any(gate.width != xs[0].width for gate in gates):
             raise UnsupportedError("a convolution of rows that do not lie side by side, or gated once; use backend reference")
-        is_apart = layout.is_operand(operation.out) and not is_state_alone
+        is_apart = operation.out in layout.operands and not is_state_alone
         to = layout.operand(operation.out, tape).target if is_apart else TargetArgs()
         arguments: Arguments = {"x": xs[0].at, "x_stride": xs[0].width, "y": y.at, "y_stride": y.width}
         arguments |= {"taps": tape.weights.taps(*operation.convs), "size": conv.state.shape[0] + 1}

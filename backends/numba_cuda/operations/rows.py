@@ -1,4 +1,4 @@
-"""Norms, products and other operations on rows, one by one."""
+"""Norms, products and other operations on rows, one by one; rows of tables that x begins as, inputs of layers, and logits."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from functools import partial
 import numpy as np
 from attrs import evolve
 
+from augury import lowering as op
 from augury.backends.numba_cuda.device import Arguments, Pointer
 from augury.backends.numba_cuda.kernels.activation import gate as kernel
 from augury.backends.numba_cuda.kernels.convolution import convolve_block
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
-from augury.backends.numba_cuda.kernels.embed import EMBED
+from augury.backends.numba_cuda.kernels.embed import EMBED, read_tokens
 from augury.backends.numba_cuda.kernels.halves import slices_of
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, POSITIONS, TOKENS
 from augury.backends.numba_cuda.kernels.low_rank import LowRankArgs, low_rank_down, low_rank_up
+from augury.backends.numba_cuda.kernels.sample import cap_logits
 from augury.backends.numba_cuda.kernels.stream import EMBED_HALVES
 from augury.backends.numba_cuda.operations.emitter import EMITTERS, OperationEmitter, launches
-from augury.backends.numba_cuda.operations.layout import Layout
+from augury.backends.numba_cuda.operations.layout import INPUTS, Layout
 from augury.backends.numba_cuda.operations.rewrites import JoinNormalized, NormalizeParts, ReadEmbedded
+from augury.backends.numba_cuda.passes import Logits
 from augury.backends.numba_cuda.products import WARPS, DeviceRows, Operand, units_of
 from augury.backends.numba_cuda.tape import Gate, Tape, warps_of
 from augury.blocks import Linear, Norm, Vector
-from augury.lowering import Activate, Add, AddStream, Constant, ConvolveBlock, Multiply, Normalize, ReadHidden, ReadInput
 from augury.lowering.rewrites import AddLowRank, MultiplyActivated
 
 SCALES = "scales of adapters"
@@ -32,21 +34,21 @@ SCALES = "scales of adapters"
 _LOW = "rows of adapters"
 
 
-@EMITTERS.of(Normalize)
-class NormalizeEmitter(OperationEmitter[Normalize]):
+@EMITTERS.of(op.Normalize)
+class NormalizeEmitter(OperationEmitter[op.Normalize]):
     """Norms x, or other rows: in place, on their way to matrices, or where they are copied to."""
 
     def buffers(self) -> Mapping[str, int]:
         x = self.operation.x
-        return Tape.operand_buffers("normed", x.width) if self.layout.is_stream(x) else {}
+        return Tape.operand_buffers("normed", x.width) if x in self.layout.streams else {}
 
     def emit(self, tape: Tape) -> None:
         layout, norm, x, out = self.layout, self.operation.norm, self.operation.x, self.operation.out
         n_groups = 1 if norm is None else x.width // norm.size
-        if layout.is_stream(x):
+        if x in layout.streams:
             parts, as_floats = layout.wanted(out, tape)
             tape.operands[out] = tape.norm(norm, parts, as_floats=as_floats)
-        elif layout.is_operand(out):
+        elif out in layout.operands:
             rows, to = layout.rows(x, tape), layout.operand(out, tape)
             if n_groups > 1:
                 tape.join([(rows, x.width, norm)], to)
@@ -56,7 +58,7 @@ class NormalizeEmitter(OperationEmitter[Normalize]):
                 tape.operands[out] = evolve(to, floats=rows.at)
         else:
             rows = layout.rows(out, tape)
-            if not layout.is_in_place(out):
+            if out not in layout.in_place:
                 tape.blend(rows, layout.rows(x, tape), 0.0, 1.0, width=x.width)
             tape.norm_in_place(norm, rows, x.width // n_groups, n_groups)
 
@@ -69,9 +71,9 @@ def _is_there(widths: Sequence[int], to: Operand, tape: Tape) -> bool:
 @launches(NormalizeParts)
 def _normalize_parts(operation: NormalizeParts, layout: Layout, tape: Tape) -> None:
     """Norms products that lie in one row, and puts some of them where matrices read them."""
-    norms = [each for each in operation.operations if isinstance(each, Normalize)]
+    norms = [each for each in operation.operations if isinstance(each, op.Normalize)]
     rows = layout.whole_row(norms[0].x, tape)
-    apart = [each for each in norms if layout.is_operand(each.out)]
+    apart = [each for each in norms if each.out in layout.operands]
     to = layout.operand(apart[0].out, tape) if apart else None
     if to is not None and not any(each.norm for each in norms) and _is_there([each.x.width for each in apart], to, tape):
         tape.operands |= {each.out: evolve(to, floats=layout.rows(each.x, tape).at) for each in apart}
@@ -80,8 +82,8 @@ def _normalize_parts(operation: NormalizeParts, layout: Layout, tape: Tape) -> N
     tape.norm_parts(rows, parts, to, n_apart=len(apart))
 
 
-@launches(Multiply)
-def multiply(operation: Multiply, layout: Layout, tape: Tape) -> None:
+@launches(op.Multiply)
+def multiply(operation: op.Multiply, layout: Layout, tape: Tape) -> None:
     """Multiplies rows by several matrices, in as few launches as their types allow."""
     x, first = layout.operand(operation.x, tape), next((out for out in operation.out if not layout.is_left(out)), None)
     if first is not None and (layout, layout.row(first)[0]) not in tape.made:
@@ -106,8 +108,8 @@ def multiply_activated(operation: MultiplyActivated, layout: Layout, tape: Tape)
     activate(tape, gate, gates, ups[0] if ups else None, to, width, divisors=activation.divisors)
 
 
-@launches(Activate)
-def _activate(operation: Activate, layout: Layout, tape: Tape) -> None:
+@launches(op.Activate)
+def _activate(operation: op.Activate, layout: Layout, tape: Tape) -> None:
     """Sends rows through an activation, with their gates."""
     x, to = layout.rows(operation.x, tape), layout.operand(operation.out, tape)
     up = None if operation.up is None else layout.rows(operation.up, tape)
@@ -128,8 +130,8 @@ def _add_low_rank(operation: AddLowRank, layout: Layout, tape: Tape) -> None:
     tape.launch(low_rank_up, (-(-width // THREADS), tape.size.n_tokens), THREADS, params=params)
 
 
-@launches(Add, buffers=lambda add: {"y": 4 * MAX_TOKENS * add.y.width})
-def _add(operation: Add, layout: Layout, tape: Tape) -> None:
+@launches(op.Add, buffers=lambda add: {"y": 4 * MAX_TOKENS * add.y.width})
+def _add(operation: op.Add, layout: Layout, tape: Tape) -> None:
     """Adds rows to x, or their norm, unless the kernel that makes them does so."""
     y, norm = operation.y, operation.norm
     if layout.adds(y):
@@ -145,8 +147,8 @@ def _add(operation: Add, layout: Layout, tape: Tape) -> None:
     tape.add_rows_later(later, norm)
 
 
-@launches(AddStream)
-def _add_stream(operation: AddStream, _: Layout, tape: Tape) -> None:
+@launches(op.AddStream)
+def _add_stream(operation: op.AddStream, _: Layout, tape: Tape) -> None:
     """Adds the second residual stream, as it is with the next norm, which may trade places."""
     z = DeviceRows(tape.buffers["embedded"], tape.x.width)
     if (first := operation.first) is not None:
@@ -157,15 +159,15 @@ def _add_stream(operation: AddStream, _: Layout, tape: Tape) -> None:
         tape.add_rows_later(z, swaps=operation.swaps)
 
 
-@launches(Constant)
-def _constant(operation: Constant, layout: Layout, tape: Tape) -> None:
+@launches(op.Constant)
+def _constant(operation: op.Constant, layout: Layout, tape: Tape) -> None:
     """Writes the same numbers into every row."""
     numbers, out = operation.numbers, operation.out
     row = DeviceRows(tape.weights.constant(("numbers", numbers), lambda: np.array(numbers, np.float32)), out.width)
     tape.blend(layout.rows(out, tape), row, 0.0, 1.0, width=out.width, is_one_row=True)
 
 
-@launches(ReadInput, ReadHidden, ReadEmbedded)
+@launches(op.ReadInput, op.ReadHidden, ReadEmbedded)
 def _given(*_: object) -> None:
     """Writes nothing: the rows lie where they were put before the block began."""
 
@@ -174,13 +176,13 @@ def _given(*_: object) -> None:
 def _join_normalized(operation: JoinNormalized, layout: Layout, tape: Tape) -> None:
     """Norms rows where they are put side by side."""
     tape.add_pending()
-    rows = [tape.seen if layout.is_stream(x) else layout.rows(x, tape) for x in operation.x]
+    rows = [tape.seen if x in layout.streams else layout.rows(x, tape) for x in operation.x]
     widths = [x.width for x in operation.x]
     tape.join([*zip(rows, widths, operation.norms, strict=True)], layout.operand(operation.out, tape))
 
 
-@launches(ConvolveBlock)
-def _convolve_block(operation: ConvolveBlock, layout: Layout, tape: Tape) -> None:
+@launches(op.ConvolveBlock)
+def _convolve_block(operation: op.ConvolveBlock, layout: Layout, tape: Tape) -> None:
     """Convolves rows with those of the tokens before in a block."""
     size, n_taps = operation.x.width, operation.n_taps
     x, weights = layout.rows(operation.x, tape), layout.rows(operation.weights, tape)
@@ -193,7 +195,76 @@ def _convolve_block(operation: ConvolveBlock, layout: Layout, tape: Tape) -> Non
     tape.launch(convolve_block, grid, WARP * WARPS, **places, **strides, **sizes, to=to.target)
 
 
-def _gate_of(operation: Activate) -> Gate:
+# The ends of models: rows of tables that x begins as, inputs of layers, and logits
+
+
+@launches(op.LookUp)
+def _look_up(operation: op.LookUp, layout: Layout, tape: Tape) -> None:
+    """Looks up rows of a matrix."""
+    to = layout.rows(operation.out, tape)
+    ids = tape.inputs.at(4 * (POSITIONS if operation.is_by_position else TOKENS))
+    look_up(tape, operation.table, to, ids, scale=operation.scale)
+
+
+@launches(op.ReadTokens)
+def _read_tokens(operation: op.ReadTokens, layout: Layout, tape: Tape) -> None:
+    """Writes the ids of tokens as floats."""
+    out = layout.rows(operation.out, tape)
+    tape.launch(read_tokens, (-(-tape.size.n_tokens // WARP),), WARP, out=out.at, stride=out.width)
+
+
+@launches(op.InitStreams)
+def _init_streams(operation: op.InitStreams, layout: Layout, tape: Tape) -> None:
+    """Copies rows to x or the residual streams, unless they lie there."""
+    y, to, size = operation.y, tape.streams, operation.y[0].width
+    for i in range(0 if layout.begins(y[0]) else to.width // size):
+        rows = layout.rows(y[min(i, len(y) - 1)], tape)
+        tape.blend(DeviceRows(to.at.at(4 * i * size), to.width), rows, 0.0, 1.0, width=size)
+
+
+@launches(op.SetLayerInputs, buffers=lambda inputs: {INPUTS: 4 * MAX_TOKENS * inputs.x.width})
+def _set_layer_inputs(operation: op.SetLayerInputs, layout: Layout, tape: Tape) -> None:
+    """Adds the rows of a table to the inputs of layers."""
+    to = DeviceRows(tape.buffers[INPUTS], operation.x.width)
+    if not layout.is_given(operation.x):
+        tape.blend(to, layout.rows(operation.x, tape), 0.0, 1.0)
+    tape.blend(to, layout.rows(operation.other, tape), operation.scale, operation.scale * operation.factor)
+
+
+def _logits_buffers(operation: op.ComputeLogits) -> dict[str, int]:
+    linear = operation.linear
+    made = {"logits": 4 * MAX_ROWS * linear.n_out, "best of chunks": Logits.n_bytes}
+    return {**made, **Tape.operand_buffers("normed", linear.n_in)}
+
+
+@launches(op.ComputeLogits, buffers=_logits_buffers)
+def _compute_logits(operation: op.ComputeLogits, layout: Layout, tape: Tape) -> None:
+    """Computes logits, and finds each row's best token and its logit where these are wanted."""
+    linear = operation.linear
+    narrow = tape.narrow.get(linear)
+    matrices = [(tape.weights.matrix(linear), 0)] if narrow is None else narrow.matrices
+    n_vocab = sum(matrix.n_rows for matrix, _ in matrices)
+    rows = DeviceRows(tape.buffers["logits"], n_vocab)
+    if operation.x in layout.streams:
+        normed = tape.norm(operation.norm, (linear,), is_output=True)
+    else:
+        normed = tape.operand("normed", linear.n_in, (linear,))
+        tape.norm_groups(layout.rows(operation.x, tape), linear.n_in, operation.norm, normed, is_output=True)
+    tape.multiply_matrices(normed, matrices, rows, is_output=True)
+    if operation.softcap is not None:
+        grid = (-(-n_vocab // THREADS), tape.size.n_rows)
+        tape.launch(cap_logits, grid, THREADS, logits=rows.at, n=n_vocab, cap=operation.softcap)
+    if not tape.chooses:
+        return
+    logits = Logits(tape.inputs, rows.at, tape.buffers["best of chunks"], n_vocab)
+    n, best = tape.size.n_rows, tape.buffers["best"]
+    tape.steps += [logits.best_of_chunks(n, n_vocab), logits.best(n, n_vocab, 1, best, best.at(4 * MAX_ROWS))]
+
+
+# What several operations write
+
+
+def _gate_of(operation: op.Activate) -> Gate:
     return Gate(operation.activation, operation.limit, operation.limits_activated, operation.constants)
 
 
