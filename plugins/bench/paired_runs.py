@@ -166,7 +166,7 @@ class Pair:
 
 @define(eq=False, slots=False)
 class PairedRuns:
-    """Runs one prompt with and without a drafter. `prepare` it, let both run, and `close` it."""
+    """Runs one prompt with and without a drafter, pair by pair: `begin`, `drafted` and `end`. `close` it at last."""
 
     _load: Callable[[], Engine]  # with the drafter
     _params: dict[str, Any]  # of the requests; those of the prompt come first
@@ -174,14 +174,20 @@ class PairedRuns:
     config: Mapping[str, Any] = field(factory=dict, init=False)  # of the engine loaded last, with the model's own name
     _engine: Engine | None = field(default=None, init=False)
     _trials: list[Iterable[Trial]] = field(factory=list, init=False)  # of the drafted run that was last
+    _before: Result | None = field(default=None, init=False)  # the plain run before that, if it came first
+    _drafted: Result = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._params = {**self._params, **self._prompt.arguments()}
 
-    def prepare(self, *, is_warm: bool) -> None:
-        """Load a fresh engine and process the prompt; if warm, only once, and let the drafter see the answer, too."""
-        if is_warm and self._engine is not None:
-            return
+    def begin(self, index: int, *, is_warm: bool) -> None:
+        """Get ready for a drafted run, with an even index by a plain one before it; unless it is to be warm, from cold."""
+        if self._engine is None or not is_warm:
+            self._prepare(is_warm=is_warm)
+        self._before = None if index % 2 else self._plain()
+
+    def _prepare(self, *, is_warm: bool) -> None:
+        """Load a fresh engine and process the prompt; if warm, let the drafter see the answer, too."""
         self.close()
         self._engine = self._load()
         self._engine.watch_trials(self._trials.append)
@@ -194,38 +200,31 @@ class PairedRuns:
         if is_warm:
             self.drafted()
 
-    def plain(self) -> Result:
-        """Generate without the drafter."""
-        return self._generate({"type": "none"})
-
-    def drafted(self) -> Result:
+    def drafted(self) -> None:
         """Generate with the drafter."""
         self._trials.clear()
         options = {name: each for name, each in self.config["speculative"].items() if isinstance(each, Mapping)}
         # measured texts must not teach later runs
-        result = self._generate({name: {"corpus_learns": False} for name, each in options.items() if each.get("corpus")})
-        check_drafters(result)
-        return result
+        self._drafted = self._generate({name: {"corpus_learns": False} for name, each in options.items() if each.get("corpus")})
+        check_drafters(self._drafted)
 
-    def pair(self, index: int, *, is_warm: bool = False) -> Pair:
-        """Both, with a fresh engine unless a warm one is wanted; with an odd index the drafter begins."""
-        self.prepare(is_warm=is_warm)
-        if index % 2:
-            drafted, plain = self.drafted(), self.plain()
-        else:
-            plain, drafted = self.plain(), self.drafted()
-        pair = self.beside(plain, drafted)
-        if not is_warm:
-            self.close()
-        return pair
-
-    def beside(self, plain: Result, drafted: Result) -> Pair:
-        """Both as a pair, with another plain run for one that stalled, or the last of several."""
+    def end(self) -> Pair:
+        """The drafted run and the plain one beside it; one that stalled is repeated, and the last of several counts."""
+        drafted = self._drafted
         is_promised = self._params.get("temperature") == 0 or drafted.stats.effective.get("verify") != "rejection"
         reliability = Reliability.of(chain.from_iterable(self._trials))
-        pair = Pair(self._prompt, plain, drafted, is_promised, reliability=reliability)
+        pair = Pair(self._prompt, self._before or self._plain(), drafted, is_promised, reliability=reliability)
         while pair.is_stalled and pair.n_repeated < _MAX_REPEATS:
-            pair = evolve(pair, plain=self.plain(), n_repeated=pair.n_repeated + 1)
+            pair = evolve(pair, plain=self._plain(), n_repeated=pair.n_repeated + 1)
+        return pair
+
+    def pair(self, index: int, *, is_warm: bool = False) -> Pair:
+        """All three; the engine is closed afterwards unless a warm one is wanted."""
+        self.begin(index, is_warm=is_warm)
+        self.drafted()
+        pair = self.end()
+        if not is_warm:
+            self.close()
         return pair
 
     def close(self) -> None:
@@ -234,9 +233,12 @@ class PairedRuns:
             self._engine.close()
             self._engine = None
 
+    def _plain(self) -> Result:
+        return self._generate({"type": "none"})
+
     def _generate(self, speculative: Mapping[str, Any], **changed: Any) -> Result:
         if self._engine is None:
-            raise AuguryError("no engine is loaded; call prepare() first")
+            raise AuguryError("no engine is loaded; call begin() first")
         return self._engine.submit(**{**self._params, **changed, "speculative": speculative}).result()
 
 

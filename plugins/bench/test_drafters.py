@@ -23,7 +23,6 @@ from augury.plugins.bench.paired_runs import Pair, PairedRuns
 from augury.plugins.bench.pytest_plugin import FOUND
 from augury.plugins.bench.workload import builtin_workload, read_workload
 from augury.speculation.config import choose_drafters
-from augury.types import Result
 
 _SEED = 1
 
@@ -77,43 +76,19 @@ def runs(request: pytest.FixtureRequest, spec: str, prompt: Prompt) -> Iterator[
         yield runs
 
 
-class Turns:
-    """Puts a plain run beside every drafted one that is timed: before it in even rounds, after it in odd ones."""
-
-    def __init__(self, runs: PairedRuns, *, is_warm: bool) -> None:
-        self.pairs: list[Pair] = []
-        self._runs = runs
-        self._is_warm = is_warm
-        self._plain: Result | None = None
-        self._drafted: Result | None = None
-
-    def before(self) -> None:
-        """Get ready for a drafted run; it begins cold unless it is to be warm."""
-        self.finish()
-        self._runs.prepare(is_warm=self._is_warm)
-        if len(self.pairs) % 2 == 0:
-            self._plain = self._runs.plain()
-
-    def drafted(self) -> None:
-        """The run that is timed."""
-        self._drafted = self._runs.drafted()
-
-    def finish(self) -> None:
-        """Complete the pair of the last drafted run, if there was one."""
-        if self._drafted is not None:
-            self.pairs.append(self._runs.beside(self._plain or self._runs.plain(), self._drafted))
-        self._plain = self._drafted = None
-
-
 def test_drafter_against_plain_decoding(
     benchmark: Any, request: pytest.FixtureRequest, runs: PairedRuns, spec: str, prompt: Prompt, state: str
 ) -> None:
     """The output is that of plain decoding; how much faster it came is in the benchmark's `extra_info`."""
-    turns = Turns(runs, is_warm=state == "warm")
+    pairs, n_pairs = list[Pair](), request.config.getoption("augury_pairs")
     benchmark.group = f"{prompt.category}, {state}"
-    benchmark.pedantic(turns.drafted, setup=turns.before, rounds=request.config.getoption("augury_pairs"))
-    turns.finish()
-    stats = PairStats.of(turns.pairs)
+    benchmark.pedantic(
+        runs.drafted,
+        setup=lambda: runs.begin(len(pairs), is_warm=state == "warm"),
+        teardown=lambda: pairs.append(runs.end()),
+        rounds=n_pairs,
+    )
+    stats = PairStats.of(pairs)
     about = {"spec_type": runs.config["spec_type"], "category": prompt.category, "item": prompt.id, "state": state}
     facts = run_facts(runs.config, _workload(request.config), request.config.getoption("augury_tokens"))
     benchmark.extra_info |= about | stats.as_json() | {"machine": facts}

@@ -97,9 +97,9 @@ def test_a_plain_run_that_stalled_is_repeated(monkeypatch, slow, n_repeated, is_
     runs = PairedRuns(None, PARAMS, PROMPT)
     drafted = result(1.0, rounds=((0, 0), (3, 0), (3, 0), (3, 0)))
     times = [49.0] * slow + [1.0] * 9
-    monkeypatch.setattr(runs, "prepare", lambda **_: None)
-    monkeypatch.setattr(runs, "plain", lambda: result(times.pop(0)))
-    monkeypatch.setattr(runs, "drafted", lambda: drafted)
+    monkeypatch.setattr(runs, "_prepare", lambda **_: None)
+    monkeypatch.setattr(runs, "_plain", lambda: result(times.pop(0)))
+    monkeypatch.setattr(runs, "drafted", lambda: setattr(runs, "_drafted", drafted))
     pair = runs.pair(0)
     assert (pair.n_repeated, pair.is_stalled) == (n_repeated, is_stalled)
     assert pair.plain.stats.timings.predict_s == (49.0 if is_stalled else 1.0)
@@ -150,8 +150,11 @@ def test_a_planned_pair_tells_how_true_its_chances_were(monkeypatch):
 
 
 def test_without_an_engine_it_says_so(runs):
-    with pytest.raises(AuguryError, match="prepare"):
-        runs.plain()
+    runs.begin(1, is_warm=False)
+    runs.drafted()
+    runs.close()
+    with pytest.raises(AuguryError, match="begin"):
+        runs.end()
 
 
 class Talker:
@@ -179,8 +182,8 @@ def test_answers_that_a_conversation_leaves_open_are_written_once_and_plainly():
     waiting = list(engines)
     runs = PairedRuns(lambda: waiting.pop(0), PARAMS, Prompt(messages=chat))
     for _ in engines:
-        runs.prepare(is_warm=False)
+        runs.begin(1, is_warm=False)
     (answer, warm_up), (again,) = (each.asked for each in engines)
     assert answer == ({"type": "none"}, 48, ["a"])
     assert warm_up == again == ({"type": "none"}, 8, ["a", "answer 1", "b"])
-    assert runs.plain().text == "answer 2"
+    assert runs._plain().text == "answer 2"
