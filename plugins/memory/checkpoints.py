@@ -72,19 +72,11 @@ class CheckpointOptions:
     )
 
 
-@frozen(eq=False)
-class _Copy:
-    """A state that has taken in the first n tokens of the slot's text."""
-
-    n: int
-    data: bytes
-
-
 @define(eq=False)
 class _Slot:
-    """One slot's state: the copies along its text, rising, and the state that its passes are to save and restore."""
+    """One slot's state: copies by how many tokens of its text they have taken in, rising, and what its passes save."""
 
-    copies: list[_Copy] = Factory(list)
+    copies: dict[int, bytes] = Factory(dict)
     tail: int = 0  # where in the text a copy is wanted at any distance; 0: nowhere
     saved: int | None = None  # tokens that the state has taken in which a pass saved last; None: there is none
     n_fed: int = 0  # tokens of the pass that goes on
@@ -168,7 +160,7 @@ class Checkpoints(Contiguous):
     def save(self, slot: int) -> bytes:
         """See `MemoryManager.save`; copies along the text are saved, too."""
         copies = self._at[slot].copies
-        return super().save(slot) + join_parts(part for copy in copies for part in (copy.n.to_bytes(8), copy.data))
+        return super().save(slot) + join_parts(part for n, data in copies.items() for part in (n.to_bytes(8), data))
 
     def restore(self, slot: int, data: bytes) -> int:
         n = super().restore(slot, data)
@@ -180,15 +172,14 @@ class Checkpoints(Contiguous):
 
     def copies(self, slot: int) -> Mapping[int, bytes]:
         """See `MemoryManager.copies`: the state as it stands is one."""
-        n, found = self._taken_in(slot), {copy.n: copy.data for copy in self._at[slot].copies}
+        n, found = self._taken_in(slot), dict(self._at[slot].copies)
         if n and n not in found and self._n_copies:
             found[n] = self.states.save(slot, 0)
         return found
 
     def adopt(self, slot: int, tokens: np.ndarray, copies: Mapping[int, bytes]) -> None:
         super().adopt(slot, tokens, copies)
-        at = self._at[slot]
-        self._at[slot] = _Slot([copy for copy in at.copies if copy.n < min(copies, default=0)])
+        self._at[slot] = _Slot(_up_to(self._at[slot].copies, min(copies, default=0) - 1))
         for n, data in sorted(copies.items()):
             self._keep(slot, n, data)
 
@@ -206,16 +197,16 @@ class Checkpoints(Contiguous):
         state, at, taken_in = self._slots[slot], self._at[slot], self._taken_in(slot)
         if n >= state.n or (taken_in is not None and n >= taken_in):
             return min(n, state.n)
-        return max((each for each in (at.saved or 0, *(copy.n for copy in at.copies)) if each <= n), default=0)
+        return max((each for each in (at.saved or 0, *at.copies) if each <= n), default=0)
 
     def _shareable(self, slot: int, n: int) -> int:
-        return max((copy.n for copy in self._at[slot].copies if copy.n <= n), default=0)
+        return max(_up_to(self._at[slot].copies, n), default=0)
 
     def _share(self, source: int, target: int, n: int) -> int:
-        (copy,) = (each for each in self._at[source].copies if each.n == n)
+        data = self._at[source].copies[n]
         if n := super()._share(source, target, n):
-            self.states.restore(target, copy.data)
-            self._keep(target, n, copy.data)
+            self.states.restore(target, data)
+            self._keep(target, n, data)
         return n
 
     def _cut(self, slot: int, n: int) -> None:
@@ -227,12 +218,12 @@ class Checkpoints(Contiguous):
     def _go_back(self, slot: int, n: int) -> None:
         """Roll a slot's state back to the first n tokens, of which there is a copy; later copies are forgotten."""
         at = self._at[slot]
-        at.copies = [copy for copy in at.copies if copy.n <= n]
+        at.copies = _up_to(at.copies, n)
         if at.saved is not None and at.saved > n:
             at.saved = None
         at.is_behind = False
-        if at.copies and at.copies[-1].n == n:
-            self.states.restore(slot, at.copies[-1].data)
+        if n in at.copies:
+            self.states.restore(slot, at.copies[n])
         elif n:
             assert at.saved == n
             at.is_behind = True
@@ -241,7 +232,7 @@ class Checkpoints(Contiguous):
         """The state is unknown, like the one that the pass saved."""
         at = self._at[slot]
         at.saved = None
-        n = at.copies[-1].n if at.copies else 0
+        n = max(at.copies, default=0)
         self._go_back(slot, n)
         super()._cut(slot, n)
 
@@ -250,7 +241,7 @@ class Checkpoints(Contiguous):
     def _copy(self, slot: int, *, is_wanted: bool = False) -> None:
         """Copy a slot's state, if it stands where a copy is wanted, and the last one is far enough."""
         at, n = self._at[slot], self._taken_in(slot)
-        last = at.copies[-1].n if at.copies else 0
+        last = max(at.copies, default=0)
         if n is None or n <= last or not self._n_copies:
             return
         if is_wanted or n == at.tail or n - last >= self.options.checkpoint_min_step:
@@ -264,7 +255,7 @@ class Checkpoints(Contiguous):
 
     def _keep(self, slot: int, n: int, data: bytes) -> None:
         if self._n_copies and self._make_room(slot, n, len(data)):
-            self._at[slot].copies.append(_Copy(n, data))
+            self._at[slot].copies[n] = data
 
     def _make_room(self, slot: int, n: int, n_bytes: int) -> bool:
         """Let copies go until one of a slot's first n tokens fits; false where it is too large by itself."""
@@ -284,18 +275,17 @@ class Checkpoints(Contiguous):
         """Let that copy go, of some slots, that saves least recomputing."""
 
         def saves(slot: int, i: int) -> float:
-            copies, end = self._at[slot].copies, max(n, self._slots[slot].n)
-            before = copies[i - 1].n if i else 0
-            after = copies[i + 1].n if i + 1 < len(copies) else end
-            return (copies[i].n - before) * (after - copies[i].n) / end
+            places = [0, *self._at[slot].copies, max(n, self._slots[slot].n)]
+            return (places[i + 1] - places[i]) * (places[i + 2] - places[i + 1]) / places[-1]
 
         slot, i = min(((slot, i) for slot in slots for i in range(len(self._at[slot].copies))), key=lambda at: saves(*at))
-        gone = self._at[slot].copies.pop(i)
-        self._log.info("a checkpoint gives way", slot=slot, position=gone.n, n_bytes=len(gone.data), limit=limit)
+        position = [*self._at[slot].copies][i]
+        n_bytes = len(self._at[slot].copies.pop(position))
+        self._log.info("a checkpoint gives way", slot=slot, position=position, n_bytes=n_bytes, limit=limit)
 
     @property
     def _n_copied(self) -> int:
-        return sum(len(copy.data) for at in self._at for copy in at.copies)
+        return sum(len(data) for at in self._at for data in at.copies.values())
 
     @property
     def n_bytes(self) -> int:
@@ -304,3 +294,8 @@ class Checkpoints(Contiguous):
     def memory_table(self) -> Sequence[Allocation]:
         most = self.spec.n_slots * self._n_copies * self.spec.n_bytes_per_sequence
         return [Allocation("checkpoints, at most", min(most, self.options.mem_budget * _MIB))]
+
+
+def _up_to(copies: Mapping[int, bytes], n: int) -> dict[int, bytes]:
+    """The copies of the first n tokens at most."""
+    return {each: data for each, data in copies.items() if each <= n}

@@ -64,7 +64,7 @@ def fresh(kind, text):
 
 
 def positions(held, slot=0):
-    return [copy.n for copy in held.memory._at[slot].copies]
+    return list(held.memory._at[slot].copies)
 
 
 PROMPT = list(range(100))
