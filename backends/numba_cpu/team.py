@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,10 +15,14 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import probe, team as kernels
 from augury.backends.numba_cpu.kernels.struct import view
 from augury.backends.numba_cpu.packing import aligned
+from augury.interruption import interrupted
 from augury.profile import Limits
 
 _JOIN_S = 5.0  # a thread that computes nothing returns within milliseconds
 _LINE = 64
+_N_WATCHED = 4  # threads whose processor time is looked at, for 1.5 us in every tape
+_SLICE_S = 5e-4  # less than a system lets another program run
+_SHARE = 0.1  # of a tape: its threads idle a little for each other
 _READ_BYTES = 256 << 20  # more than caches hold
 _MULTIPLY_ADDS = 1 << 29  # of a thread: some milliseconds
 _REPETITIONS = 3
@@ -53,6 +58,9 @@ class Team:
             thread = threading.Thread(target=_follow, args=(self.array, index, cores), name=f"augury-cpu-{index}", daemon=True)
             thread.start()  # which fails where there is no memory for its stack; those before it end with the team
             threads.append(thread)
+        watched = threads[: _N_WATCHED - 1] if hasattr(time, "pthread_getcpuclockid") else []  # macOS has none
+        self._clocks = [time.CLOCK_THREAD_CPUTIME_ID, *[time.pthread_getcpuclockid(each.ident or 0) for each in watched]]
+        self._n_displaced = 0  # times that a core was taken from this process
 
     def run(self, tape: np.ndarray, address: int = 0) -> None:
         """Run a tape (n,) int64 to its end. Its address need not be asked for where it is known."""
@@ -63,7 +71,25 @@ class Team:
             self._tape = tape
             address = address or tape.ctypes.data
             self.state["tape"], self.state["tape_end"] = address, address + tape.nbytes
+        start, before = perf_counter(), self._processor_s()
         kernels.lead(self.address)  # from here to its end no signal is handled
+        seconds = perf_counter() - start
+        idle_s = seconds - (self._processor_s() - before)
+        if idle_s > max(_SLICE_S, _SHARE * seconds) and self._was_displaced():
+            interrupted.seconds += idle_s
+
+    def _processor_s(self) -> float:
+        """Seconds that its threads computed, or spun, so far, on average: the same work whichever of them does it."""
+        return sum([time.clock_gettime(clock) for clock in self._clocks]) / len(self._clocks)
+
+    def _was_displaced(self) -> bool:
+        """Whether another program took a core from this one since it was asked last: threads also idle for each other."""
+        try:
+            import resource
+        except ImportError:  # Windows
+            return False
+        before, self._n_displaced = self._n_displaced, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        return self._n_displaced > before
 
     def close(self) -> None:
         """End the threads. May be called twice."""

@@ -27,6 +27,7 @@ from augury.engine.slots import Slots
 from augury.engine.stats import EngineCounter, EngineStats, log_request
 from augury.errors import AuguryError, LostDeviceError
 from augury.guard import guarded, on_error, warn
+from augury.interruption import interrupted
 from augury.log import DRAFT_LOGGER, get_logger
 from augury.speculation.ahead import settle_ahead
 from augury.speculation.drafting import Drafting
@@ -152,10 +153,10 @@ class Loop:
         told = [name for each in scheduled for name in each.sequence.request.hidden_states]
         drafters = drafting.features([each.sequence for each in scheduled]) if drafting.wants_features else ()
         wanted = tuple(sorted({*drafters, *told})) if told else drafters
-        feeds, start = [each.slot_input for each in scheduled], perf_counter()
+        feeds, start, before = [each.slot_input for each in scheduled], perf_counter(), interrupted.seconds
         forward = partial(context.forward, feeds, wanted)
         whole = forward() if context.thread is None else BegunPass(context.thread, forward)
-        forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
+        forward_s, ahead_s, late_s, lost_s = perf_counter() - start, 0.0, 0.0, interrupted.seconds - before
         choices = [each.choice for each in scheduled if each.choice is not None] if context.is_asynchronous else []
         context.is_busy = True
         try:
@@ -163,8 +164,10 @@ class Loop:
                 n_others = sum([len(each.slot_input.tokens) for each in scheduled if each.choice is None])
                 ahead_s = drafting.draft_ahead(choices, n_others, forward_s)
         finally:  # nothing may happen to the model before the pass is over
+            before = interrupted.seconds
             context.is_busy, device_s = False, whole.wait()
         seconds = forward_s if device_s is None else device_s  # None: it was over when forward returned
+        own_s = seconds - lost_s - (interrupted.seconds - before)
         if ahead_s:
             late_s = min(max(forward_s + ahead_s - seconds, 0.0), ahead_s)
             settle_ahead(choices, late_s / ahead_s)
@@ -182,7 +185,7 @@ class Loop:
                 firsts = zip(top[0][:, 0].tolist(), top[1][:, 0].tolist(), strict=True)
                 argmax = [token if isfinite(logit) else -1 for token, logit in firsts]
         features = {name: passed.features(name).copy() for name in wanted} if wanted else {}
-        return RoundPass(passed, argmax, best, top, features, seconds, late_s)
+        return RoundPass(passed, argmax, best, top, features, seconds, own_s, late_s)
 
     def _deliver(self, record: RoundRecord, done: RoundPass) -> float:
         """Emit everyone's tokens; returns how long drafters then took to learn of them: they write over logits and states."""
@@ -202,7 +205,7 @@ class Loop:
         if rounds:
             n_others = record.n_tokens - sum([1 + len(choice.nodes) for choice, _ in rounds])
             with on_error(warn, "augury.engine.loop", "a round teaches the planner nothing"):
-                self._drafting.observe_round(rounds, n_others, done.seconds)
+                self._drafting.observe_round(rounds, n_others, done.own_s)
         return perf_counter() - start
 
     def _report(self, record: RoundRecord, done: RoundPass, *, settle_s: float) -> None:

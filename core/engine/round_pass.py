@@ -12,6 +12,7 @@ from attrs import evolve
 from augury.batch import SlotInput
 from augury.engine.context import EngineContext
 from augury.engine.sequence import RunningSequence
+from augury.interruption import interrupted
 from augury.passes import Pass, WrappedPass
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Outcome, VerifiedNodes
@@ -61,17 +62,18 @@ class BegunPass(WrappedPass):
     def __init__(self, thread: Executor, compute: Callable[[], Pass]) -> None:
         """Begin it."""
 
-        def timed() -> tuple[Pass, float]:
-            start = perf_counter()
+        def timed() -> tuple[Pass, float, float]:
+            start, before = perf_counter(), interrupted.seconds
             passed = compute()
             passed.wait()
-            return passed, perf_counter() - start
+            return passed, perf_counter() - start, interrupted.seconds - before
 
         self._begun = thread.submit(timed)
 
     def wait(self) -> float | None:
         """See `Pass.wait`; an error of the pass is raised here."""
-        self._whole, seconds = self._begun.result()
+        self._whole, seconds, lost_s = self._begun.result()
+        interrupted.seconds += lost_s  # of this thread from here on
         return seconds
 
     def first(self, n: int) -> Pass:
@@ -87,7 +89,8 @@ class RoundPass(NamedTuple):
     top: tuple[np.ndarray, np.ndarray] | None  # the best of each row, and their logits, as many as some drafter wants
     features: Mapping[str, np.ndarray]  # that drafters and callers are given
     seconds: float
-    late_s: float  # how much longer than that drafting ahead took
+    own_s: float  # of these, without interruptions
+    late_s: float  # how much longer than the pass drafting ahead took
 
 
 _LONGEST = 4  # passes: a quarter of the wait for each

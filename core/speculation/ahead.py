@@ -42,7 +42,7 @@ def draft_ahead(planner: DraftPlanner, choices: Sequence[VerifiedNodes], n_other
         draft, took_s = drafts[drafter.guard], drafter.guard.seconds
         seconds += took_s
         if len(draft):
-            drafter.profile.cost.observe(len(draft), 0, took_s)
+            drafter.profile.cost.observe(len(draft), 0, drafter.guard.own_s)
         guess = np.append(ask.guess, draft.tokens[:1])
         confidence = None if draft.confidence is None else draft.confidence[1:]
         rest = Draft(draft.tokens[1:], confidence=confidence)

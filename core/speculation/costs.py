@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 
 from augury.batch import Batch
 from augury.interfaces import Model
+from augury.interruption import interrupted
 from augury.speculation.constants import CONSTANTS, kernels
 
 
@@ -295,6 +296,6 @@ def _seconds(model: Model, n: int, depth: int) -> float:
     if spec.n_bytes_per_sequence and spec.can_keep_aside and n > 1:  # as drafts are verified
         aside = np.arange(n) >= max(1, n - (n if spec.draft_max is None else spec.draft_max))
     batch = Batch.chain(np.zeros(n, np.int32), start=depth, is_drafted=aside)
-    start = perf_counter()
+    start, before = perf_counter(), interrupted.seconds
     device_s = model.forward(batch).wait()
-    return perf_counter() - start if device_s is None else device_s
+    return perf_counter() - start - (interrupted.seconds - before) if device_s is None else device_s

@@ -19,6 +19,7 @@ from attrs import Factory, define
 from augury import guard
 from augury.errors import LostDeviceError, PluginError
 from augury.interfaces import Ask, Drafter, Session
+from augury.interruption import interrupted
 from augury.speculation.config import Speculation
 from augury.speculation.constants import kernels
 from augury.types import NO_DRAFT, Draft, DrafterStats, Token, Verdict, read_only
@@ -133,6 +134,7 @@ class DrafterGuard:
     n_buckets: int  # `evidence_chances` that the drafter was loaded with
     on_failure: Callable[..., object]  # told of the drafter's name, the method that failed, the error, and the request's id
     seconds: float = 0.0  # that the last call took; of one for several slots an equal share
+    own_s: float = 0.0  # of these, without interruptions
     is_left_out: bool = False  # it failed: from then on it is told that the request is over, and nothing else
     # by `draft`: it cannot draft for several slots at once, or was slow or failed when it did, and nobody knows over which
     is_asked_alone: bool = Factory(
@@ -169,7 +171,7 @@ class DrafterGuard:
         return int(n)
 
     def begin(self, options: Any) -> Generator[None, None, float]:
-        """Let it begin; yields where others shall go on in between, and returns the seconds that it took."""
+        """Let it begin; yields where others shall go on in between, and returns the seconds that it took, uninterrupted."""
         self._has_begun = True
         steps: Iterator[object] = self._call("begin", self._begin, options) or iter(())
         seconds = self._begun()
@@ -201,7 +203,7 @@ class DrafterGuard:
 
     def _begun(self) -> float:
         self.sequence.counter.begun(self.name, self.seconds)
-        return self.seconds
+        return self.own_s
 
     def draft(self, ask: Ask) -> Draft:
         """Its draft for one slot, at most `ask.limit` tokens; none after a guess, which only `draft_together` takes."""
@@ -282,7 +284,7 @@ class DrafterGuard:
 
     def _call(self, method: str, call: Callable[..., Any], *arguments: Any, otherwise: Any = None) -> Any:
         """The result of a call; `otherwise` if it fails, or the drafter is left out because it took too long."""
-        result, error, start = otherwise, None, perf_counter()
+        result, error, start, before = otherwise, None, perf_counter(), interrupted.seconds
         try:
             result = call(*arguments)
         except LostDeviceError:  # it drafts again when the device is back
@@ -290,15 +292,16 @@ class DrafterGuard:
         except BaseException as found:  # noqa: BLE001 - a stranger's code may raise anything
             error = found
         self.seconds = perf_counter() - start
+        self.own_s = self.seconds - (interrupted.seconds - before)
         if self.seconds > self.sequence.speculation.timeout_s:
-            self.took(method, self.seconds)
+            self.took(method, self.seconds, self.own_s)
         if error is not None:
             self.fail(method, error)
         return otherwise if self.is_left_out else result
 
-    def took(self, method: str, seconds: float, n_slots: int = 1) -> None:
-        """A call for so many slots took so long."""
-        self.seconds = seconds / n_slots
+    def took(self, method: str, seconds: float, own_s: float, n_slots: int = 1) -> None:
+        """A call for so many slots took so long, with interruptions and without."""
+        self.seconds, self.own_s = seconds / n_slots, own_s / n_slots
         if seconds > (limit := self.sequence.speculation.timeout_s):
             self.is_asked_alone = True
             if (error := self._slow_calls.add(seconds, limit)) is not None:
@@ -327,7 +330,7 @@ def draft_for_all(asks: Sequence[tuple[DrafterGuard, Ask]]) -> dict[DrafterGuard
 
 def _drafted_together(asks: Sequence[tuple[DrafterGuard, Ask]]) -> dict[DrafterGuard, Draft]:
     """A drafter's drafts for several slots together; where that fails, slot by slot."""
-    start, failure, drafts = perf_counter(), None, dict[DrafterGuard, Draft]()
+    start, before, failure, drafts = perf_counter(), interrupted.seconds, None, dict[DrafterGuard, Draft]()
     try:
         answers = list(type(asks[0][0].drafter).draft_together([ask for _, ask in asks]))
         if len(answers) != len(asks):
@@ -339,8 +342,9 @@ def _drafted_together(asks: Sequence[tuple[DrafterGuard, Ask]]) -> dict[DrafterG
     except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
         failure = error
     seconds = perf_counter() - start
+    own_s = seconds - (interrupted.seconds - before)
     for each, _ in asks:
-        each.took(_TOGETHER, seconds, len(asks))
+        each.took(_TOGETHER, seconds, own_s, len(asks))
         each.is_asked_alone |= failure is not None
     if failure is not None:
         drafts = {each: each.draft(ask) for each, ask in asks}

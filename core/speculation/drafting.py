@@ -287,8 +287,8 @@ class Drafting:
         sequence, guard = slot.sequence, drafter.guard
         is_right, seconds = None, 0.0
         if sequence.speculation.rule.judges_by_text:
-            tokens, seconds = guard.teacher_forced(CONSTANTS.n_teacher_forced), guard.seconds
-            self._own_s -= seconds
+            tokens, seconds = guard.teacher_forced(CONSTANTS.n_teacher_forced), guard.own_s
+            self._own_s -= guard.seconds
             if guard.is_left_out:
                 return
             if tokens is not None:
@@ -311,7 +311,7 @@ class Drafting:
             counts["drafts"] += n > 0
             if not guard.is_left_out:
                 if self._planner is not None:
-                    self._planner.observe_draft(drafter, draft.depth if drafter.profile.is_costly else n, seconds)
+                    self._planner.observe_draft(drafter, draft.depth if drafter.profile.is_costly else n, guard.own_s)
                 found.append((slot, drafter, draft))
         return found
 
@@ -376,7 +376,7 @@ class Drafting:
         self._own_s += perf_counter() - start
 
     def observe_round(self, rounds: Sequence[tuple[VerifiedNodes, Outcome]], n_others: int, pass_s: float) -> None:
-        """A pass over these slots and `n_others` other tokens took so long."""
+        """A pass over these slots and `n_others` other tokens took so long, without interruptions."""
         if self._planner is not None:
             n_context = n_asked = 0
             for choice, _ in rounds:

@@ -1,10 +1,12 @@
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from augury.backends.numba_cpu.kernels.team import SPIN_NS, Record, record_of
 from augury.backends.numba_cpu.team import Team
 from augury.errors import OptionError
 from augury.interfaces import Progress
+from augury.interruption import interrupted
 from augury.plugins.architectures.llama import Llama
 from augury.types import ModelOptions
 
@@ -181,6 +184,50 @@ def test_busy_processes_cost_their_share_and_not_the_whole_machine():
             other.kill()
             other.wait()
         model.close()
+
+
+def test_what_other_processes_take_from_a_pass_is_told():
+    core = min(os.sched_getaffinity(0))
+    counts, before = np.zeros(1, np.int64), os.sched_getaffinity(0)
+    team, other = Team(1), subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        for pid in (0, other.pid):
+            os.sched_setaffinity(pid, {core})
+        tape, start, lost = tape_of(counts, 1, 50_000_000), time.perf_counter(), interrupted.seconds
+        busy = time.thread_time()
+        for _ in range(20):
+            team.run(tape)
+        wall, own, lost = time.perf_counter() - start, time.thread_time() - busy, interrupted.seconds - lost
+    finally:
+        os.sched_setaffinity(0, before)
+        other.kill()
+        other.wait()
+        team.close()
+    assert lost > 0.2 * wall, "the other process has the core half of the time"
+    assert abs(wall - lost - own) < 0.1 * wall
+
+
+@pytest.mark.parametrize(
+    ("processor_s", "n_displaced", "lost_s"),
+    [(0.004, 1, 0.006), (0.004, 0, 0), (0.0091, 1, 0), (0.01, 5, 0)],
+    ids=["interrupted", "idle", "hardly", "not"],
+)
+def test_threads_that_idle_for_each_other_are_not_interrupted(processor_s, n_displaced, lost_s, monkeypatch):
+    team, counts, clocks = Team(3), np.zeros(1, np.int64), {"wall": iter((0.0, 0.01)), "own": 0.0}
+    team._was_displaced()
+    displaced = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw + 1000
+
+    def processor(clock):
+        clocks["own"] += processor_s / 3  # of each of three threads, before the tape and after it
+        return clocks["own"]
+
+    monkeypatch.setattr("augury.backends.numba_cpu.team.perf_counter", lambda: next(clocks["wall"]))
+    monkeypatch.setattr("augury.backends.numba_cpu.team.time.clock_gettime", processor)
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_nivcsw=displaced + n_displaced))
+    team._n_displaced, before = displaced, interrupted.seconds
+    team.run(tape_of(counts, 1, 0))
+    team.close()
+    assert interrupted.seconds - before == pytest.approx(lost_s)
 
 
 def test_with_affinity_each_thread_stays_on_a_core_of_its_own():

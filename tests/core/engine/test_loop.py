@@ -8,8 +8,10 @@ from hypothesis import given, settings, strategies as st
 from support.toys import Gate, ScriptedDrafter, ToyModel, planner_of, toy_engine
 
 from augury.errors import ModelFileError
+from augury.interruption import interrupted
 from augury.passes import ArrayPass
 from augury.speculation.costs import DraftCost, PassCosts, PassTime, measure_passes
+from augury.speculation.planner import DraftPlanner
 
 GREEDY = {"temperature": 0.0}
 scripts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6)
@@ -236,6 +238,45 @@ def test_the_steps_of_a_begin_are_prompt_time_and_what_catching_up_is_expected_t
     assert (drafter.begin_s, drafter.accept_s) == (5, 0.5 * n)
     assert (stats.timings.prompt_s, stats.timings.predict_s) == (105, 100.5 * n - 0.5), "until the last token came"
     assert seen == [(4, 5.0)]
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["here", "on a thread"])
+def test_interruptions_are_time_that_teaches_the_planner_nothing(is_elsewhere, monkeypatch):
+    now, of_passes, of_drafts = [0.0], [], []
+    for module in ("speculation.drafter_guard", "engine.loop", "engine.round_pass"):
+        monkeypatch.setattr(f"augury.{module}.perf_counter", lambda: now[0])
+
+    def work(own_s, lost_s):
+        now[0] += own_s + lost_s
+        interrupted.seconds += lost_s
+
+    class Interrupted(ScriptedDrafter):
+        def __init__(self, model):
+            super().__init__(model, [(2, 1)])
+
+        def draft(self, history, limit):
+            work(0.25, 0.5)
+            return super().draft(history, limit)
+
+    class Told(DraftPlanner):
+        def observe_round(self, rounds, depth, n_others, pass_s, overhead_s=None):
+            of_passes.append(pass_s)
+
+        def observe_draft(self, drafter, k, seconds):
+            of_drafts.append(seconds)
+
+    planner, rounds = planner_of(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.0)], 64), False, kind=Told), []
+    observers = (lambda **seen: rounds.append(seen["round"]), None)
+    with toy_engine(drafter=Interrupted, planner=planner, observers=observers) as engine:
+        context = engine._worker._loop._context
+        if is_elsewhere:
+            context.begin_on_thread()
+        context.model.on_forward = lambda: work(8, 4)
+        stats = engine.generate([1, 2, 3], max_tokens=9, **GREEDY).stats
+    assert of_passes == [8] * len(of_passes) != []
+    assert of_drafts == [0.25] * len(of_drafts) != []
+    assert {each.forward_s for each in rounds} == {12}, "what users are told is all of it"
+    assert stats.drafters["scripted"].draft_s == 0.75 * len(of_drafts)
 
 
 def test_a_pass_takes_what_its_device_says(monkeypatch):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from augury.interruption import interrupted
 from augury.speculation.costs import measure_passes
 from augury.testing.toy_model import ToyModel, ToyRecurrentModel
 
@@ -56,6 +57,20 @@ def test_passes_are_timed_at_the_sizes_that_a_model_computes(monkeypatch):
     model.pass_sizes = (1, 2, 4, 7, 8, 16, 20)
     measure_passes(model, 20)
     assert {len(batch.tokens) for batch in model.batches if len(batch.rows) == len(batch.tokens)} == {1, 2, 4, 7, 8, 16, 20}
+
+
+def test_what_other_programs_take_from_a_timed_pass_is_not_its_cost(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("augury.speculation.costs.perf_counter", lambda: now[0])
+    model = ToyModel()
+
+    def forward():
+        now[0] += len(model.batches[-1].tokens) + 10
+        interrupted.seconds += 10.0
+
+    model.on_forward = forward
+    costs = measure_passes(model, 8)
+    assert [costs.seconds(n, 0) for n in (1, 2)] == [1, 2]
 
 
 def test_drafts_of_any_length_have_a_cost_and_take_no_memory_for_it():
