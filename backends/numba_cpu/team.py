@@ -61,6 +61,7 @@ class Team:
         watched = threads[: _N_WATCHED - 1] if hasattr(time, "pthread_getcpuclockid") else []  # macOS has none
         self._clocks = [time.CLOCK_THREAD_CPUTIME_ID, *[time.pthread_getcpuclockid(each.ident or 0) for each in watched]]
         self._n_displaced = 0  # times that a core was taken from this process
+        self._was_displaced()
 
     def run(self, tape: np.ndarray, address: int = 0) -> None:
         """Run a tape (n,) int64 to its end. Its address need not be asked for where it is known."""

@@ -214,7 +214,6 @@ def test_what_other_processes_take_from_a_pass_is_told():
 )
 def test_threads_that_idle_for_each_other_are_not_interrupted(processor_s, n_displaced, lost_s, monkeypatch):
     team, counts, clocks = Team(3), np.zeros(1, np.int64), {"wall": iter((0.0, 0.01)), "own": 0.0}
-    team._was_displaced()
     displaced = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw + 1000
 
     def processor(clock):
