@@ -270,7 +270,8 @@ class Timings:
     predict_s: float = 0.0  # from its first token, or the end of its drafters' beginning, to its last
     n_prompt: int = 0  # tokens processed in prompt_s, reused ones not counted
     n_predicted: int = 0  # tokens emitted in predict_s: all but the first
-    plain_s: float | None = None  # of a round of one token alone, as the planner knew it at the end; None without a planner
+    # of a round of one token alone, uninterrupted, as the planner knew it at the end; None without a planner
+    plain_s: float | None = None
     plain_range_s: tuple[float, float] | None = None  # the middle half of the last of these; None of few, or if they differ
     queue_s: float = 0.0  # from its submission until it had a slot
     first_s: float = 0.0  # from its submission to its first token

@@ -211,7 +211,8 @@ class EngineStats:
     slots: tuple[SlotStats, ...]
     n_waiting: int  # requests without a slot
     counts: Counts
-    plain_s: float | None = None  # of a round of one token alone, by the planner's measurements; None without a planner
+    # of a round of one token alone, uninterrupted, by the planner's measurements; None without a planner
+    plain_s: float | None = None
 
     @property
     def plain_per_second(self) -> float | None:

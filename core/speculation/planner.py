@@ -35,7 +35,8 @@ class DraftPlanner:
         costs: The costs of passes.
         profiles: The profiles of the engine's drafters, by priority.
         agreement: The agreement of these drafters.
-        plain_s: Seconds of a pass of one token, at the depth of the round that was planned last. Any thread may read it.
+        plain_s: Seconds of a pass of one token, uninterrupted, at the depth of the round that was planned last. Any thread may
+            read it.
         token_s: Seconds of a slot's token without drafts, by the same: its share of a pass, which many slots make small.
         overhead_s: Seconds of a slot's round around drafters' own work, if one of them is asked.
         drafts_ahead: Whether passes are computed elsewhere, so that models that can draft ahead do so meanwhile.
