@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -102,8 +102,6 @@ class CudaModel(CompiledModel):
         """See `_passed`."""
         tree = self._tree(batch)
         n_most = self._most_of(batch)
-        if self._has_blocks and batch.part == "main" and len(batch.tokens) > n_most:
-            return self._whole_blocks(batch, n_most)
         self._device.wait()  # until the staging arrays are free
         self._move(batch)
         if self._sequences is not None:
@@ -116,34 +114,28 @@ class CudaModel(CompiledModel):
             return self._pass(batch, tree, slice(0, n), parts, n_passes=n_passes, narrow=narrow)
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
         logits = np.empty((n_rows, self._n_logits), np.float32)
-        before_s = 0.0
-        for start in range(0, n, n_most):
-            span = slice(start, min(start + n_most, n))
+        before_s, has_blocks = 0.0, self._has_blocks and batch.part == "main"
+        spans: Iterable[slice] = (slice(start, min(start + n_most, n)) for start in range(0, n, n_most))
+        if has_blocks:  # all tokens of a slot are in one pass
+            order = np.argsort(batch.slots, kind="stable")
+            places = np.argsort(order)
+            columns = {name: getattr(batch, name)[order] for name in ("tokens", "slots", "positions")}
+            spans = passes(columns["slots"], None, n_most, has_blocks=True)
+            rows = places[batch.rows]
+            batch = evolve(batch, **columns, rows=np.sort(rows).astype(np.int32))
+        for span in spans:
             first, end = np.searchsorted(batch.rows, (span.start, span.stop))
-            if start:
+            if span.start:
                 before_s += self._device.wait() or 0.0
             passed = self._pass(batch, tree, span, parts, before_s)
-            if first == 0 and end == n_rows and not features and span.stop == n:
+            if first == 0 and end == n_rows and not features and span.stop == n and not has_blocks:
                 return passed  # the last tokens alone have logits, as of a prompt
             logits[first:end] = passed.rows()
             for name, values in features.items():
                 values[span] = passed.features(name)
-        return GatheredPass(self._reader, logits, features)
-
-    def _whole_blocks(self, batch: Batch, n_most: int) -> Pass:
-        """Compute more drafted tokens than a pass has, all of a slot's in one."""
-        features = {name: np.empty((len(batch.tokens), self.features[name]), np.float32) for name in batch.features}
-        logits = np.empty((len(batch.rows), self._n_logits), np.float32)
-        order = np.argsort(batch.slots, kind="stable")
-        for span in passes(batch.slots[order], None, n_most, has_blocks=True):
-            places = np.sort(order[span])
-            rows = np.flatnonzero(np.isin(batch.rows, places))
-            columns = {name: getattr(batch, name)[places] for name in ("tokens", "slots", "positions")}
-            passed = self._forward(evolve(batch, **columns, rows=np.searchsorted(places, batch.rows[rows]).astype(np.int32)))
-            logits[rows] = passed.rows()
-            for name, values in features.items():
-                values[places] = passed.features(name)
-            batch = evolve(batch, accepted=None)
+        if has_blocks:
+            logits = logits[np.searchsorted(batch.rows, rows)]
+            features = {name: values[places] for name, values in features.items()}
         return GatheredPass(self._reader, logits, features)
 
     def _pass(
