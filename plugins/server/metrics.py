@@ -157,7 +157,10 @@ class Metrics:
 
 
 def exposition(models: Sequence[tuple[Mapping[str, str], Metrics, EngineStats | None]]) -> bytes:
-    """The text that Prometheus reads, of models each with labels of its own."""
+    """The text that Prometheus reads, of models each with labels of its own.
+
+    prometheus_client ends the name of every counter in `_total`, and llama.cpp has one whose name does not.
+    """
     families: dict[str, Metric] = {}
 
     def add(found: Iterable[Metric], labels: Mapping[str, str]) -> None:
@@ -168,4 +171,5 @@ def exposition(models: Sequence[tuple[Mapping[str, str], Metrics, EngineStats | 
     for labels, metrics, engine in models:
         add(metrics.sample(engine), labels)
         add(metrics.latencies.collect(), {})
-    return generate_latest(SimpleNamespace(collect=families.values))
+    text = generate_latest(SimpleNamespace(collect=families.values))
+    return text.replace(b"# TYPE llamacpp:n_tokens_max gauge", b"# TYPE llamacpp:n_tokens_max counter")  # as llama.cpp has it

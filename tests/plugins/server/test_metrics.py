@@ -42,7 +42,8 @@ def test_what_an_engine_does_is_counted_and_tokens_are_rounds_and_accepted_ones(
     assert sum(per_position) == emitted - rounds
     assert value(found, "llamacpp:n_decode_total") == sum(each.n_rounds for each in sums)
     assert found["llamacpp:n_busy_slots_per_decode",] == ("gauge", 1.0)
-    assert value(found, "llamacpp:n_tokens_max") == 12
+    assert found["llamacpp:n_tokens_max_total",] == ("counter", 12)  # as this parser calls it
+    assert b"# TYPE llamacpp:n_tokens_max counter\nllamacpp:n_tokens_max 12.0\n" in exposition([({}, metrics, None)])
     assert value(found, "llamacpp:requests_processing") == value(found, "llamacpp:requests_deferred") == 0
     assert value(found, "augury:requests_total") == 2
 
