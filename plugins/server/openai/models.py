@@ -28,13 +28,11 @@ _STARTED = int(time.time())
 @router.get("/v1/models")
 def models(models: AllModels) -> dict[str, Any]:
     """List the models by all of their names, with their states."""
-    return models_list(models)
+    return {"object": "list", "data": [_model(server, name) for server in _listed(models) for name in server.options.names]}
 
 
-def models_list(models: Models) -> dict[str, Any]:
-    """All models, but those that are not to be listed."""
-    listed = [server for server in models.servers if not server.is_hidden]
-    return {"object": "list", "data": [_model(server, name) for server in listed for name in server.options.names]}
+def _listed(models: Models) -> list[Server]:
+    return [server for server in models.servers if not server.is_hidden]
 
 
 @router.get("/v1/models/{name:path}")
@@ -84,14 +82,14 @@ class ModelName(Fields):
 
 @router.get("/models")
 async def list_models(models: AllModels, downloads: AllDownloads, reload: str = "") -> dict[str, Any]:
-    """List the models by all of their names, with their states; with `reload` look first which there are now."""
+    """List each model once, with its other names and its state; with `reload` look first which there are now."""
     if reload:
         await models.reload()
-    found = models_list(models)
+    found = [_model(server, server.name) for server in _listed(models)]
     for name, each in downloads.running.items():
         status = {"value": "downloading", "progress": each.progress.by_task}
-        found["data"].append({"id": name, "object": "model", "owned_by": "augury", "status": status})
-    return found
+        found.append({"id": name, "object": "model", "owned_by": "augury", "status": status})
+    return {"object": "list", "data": found}
 
 
 @router.post("/models")

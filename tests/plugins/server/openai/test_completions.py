@@ -136,6 +136,9 @@ def test_a_context_that_fills_up_is_a_limit(ai):
 
 def test_the_model_is_listed_by_all_its_names(ai, client):
     assert [model.id for model in ai.models.list()] == ["smollm2", "small"]
+    assert [(model["id"], model["aliases"]) for model in client.get("/models").json()["data"]] == [
+        ("smollm2", ["smollm2", "small"])
+    ]
     found = ai.models.retrieve("small").model_dump()
     assert (found["owned_by"], found["aliases"], found["tags"]) == ("augury", ["smollm2", "small"], ["chat", "tiny"])
     assert found["architecture"] == {"input_modalities": ["text"], "output_modalities": ["text"]}
