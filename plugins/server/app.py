@@ -101,13 +101,23 @@ def make_app(models: Models) -> FastAPI:
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=options.max_body_bytes)
     app.add_middleware(_Gate, options=options)
     app.add_middleware(  # it also answers a preflight, which never has a key, where no page is welcome
-        CORSMiddleware,
+        _Cors,
         allow_origins=[origin for origin in options.cors_origins if origin != "localhost"],
         allow_origin_regex=_LOCAL if "localhost" in options.cors_origins else None,
         allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
         allow_headers=["*"],
     )
     return app
+
+
+class _Cors(CORSMiddleware):
+    """Spells the names of headers in answers to preflights as llama.cpp's server does, which some clients compare exactly."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """The answer to a preflight."""
+        answer = super().preflight_response(request_headers)
+        answer.raw_headers = [(name.title(), value) for name, value in answer.raw_headers]
+        return answer
 
 
 async def _home(request: Request) -> PlainTextResponse:
