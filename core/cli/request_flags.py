@@ -223,7 +223,7 @@ def template_of(args: argparse.Namespace) -> str | None:
         flag, source = f"--chat-template-file {args.chat_template_file}", read_text(args.chat_template_file)
     elif source is None:
         return None
-    elif "{" not in source:
+    elif "{" not in source and " " not in source:  # as no name has
         source = named_template(source)
     template = ChatTemplate(source)
     try:

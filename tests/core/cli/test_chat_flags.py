@@ -64,6 +64,11 @@ def test_a_chat_template_of_an_unknown_name_is_refused(capsys):
         assert (code, "is 'chatxl', expected Jinja or one of chatml, phi3, " in err) == (2, True)
 
 
+def test_a_text_with_spaces_is_a_template():
+    args = argparse.Namespace(chat_template="This is the prompt, whatever is asked", chat_template_file=None)
+    assert template_of(args) == args.chat_template
+
+
 @pytest.mark.parametrize("name", ["chatml", "gemma"])
 def test_a_chat_template_may_be_a_name(name):
     template = ChatTemplate(template_of(argparse.Namespace(chat_template=name, chat_template_file=None)))
