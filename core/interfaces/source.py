@@ -83,6 +83,11 @@ class Source(Plugin, ABC):
         return ()
 
     @classmethod
+    def presets(cls, reference: str) -> Path | None:  # noqa: ARG003
+        """A file of llama.cpp's presets that a reference stands for in place of one model, downloaded."""
+        return None
+
+    @classmethod
     def draft_of(cls, reference: str) -> str | None:  # noqa: ARG003
         """The reference of a smaller model that drafts well for a model, where it knows one."""
         return None

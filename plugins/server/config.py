@@ -21,11 +21,18 @@ from augury.files.models import source_of, stored_models
 from augury.interfaces import Progress
 from augury.options import option, options_of, similar
 from augury.registry import Registry
+from augury.sampling import sampling_options
 
 LIBRARIES = ("fastapi", "httpx2", "uvicorn", "prometheus_client")  # of the extra, which augury itself does without
 
 _VARIABLE = "AUGURY_"
 _SWITCHES = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+_OF_PRESETS = {  # what presets may say that came with a repository, beside sampling
+    *sampling_options(),
+    *("model", "model_draft", "alias", "tags", "dedup_cache_models", "ctx_size", "parallel", "pooling", "spec_type"),
+    *("n_predict", "seed", "stop", "ignore_eos", "samplers", "dry_sequence_breakers", "chat_template_kwargs"),
+    *("reasoning", "reasoning_effort", "reasoning_budget"),
+}
 _FURTHER = "-of-"  # in the names of files that are parts of one model; the first of them stands for all
 
 
@@ -136,17 +143,27 @@ def models_of(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namesp
         ModelFileError: A model is none that there can be.
     """
     variables = parsed(parser, _variables(parser), "the environment")
-    file = args.config or variables.config
+    given, file = named(args), args.config or variables.config
+    presets = None if file is not None or len(given) != 1 else _presets_of(given[0], args.registry)
+    if presets is not None:
+        given, file = [], str(presets)
+
+    def flags(keys: Mapping[str, Any], where: str) -> argparse.Namespace:
+        """What the file says."""
+        found = parsed(parser, keys, where)
+        if presets is not None:
+            _check_presets(found, where)
+        return found
+
     found = {} if file is None else _read(Path(file), parser)
     tables = found.pop("models", {})
     if not (isinstance(tables, dict) and all(isinstance(table, dict) for table in tables.values())):
         raise OptionError(f"{file}: models is no table of tables, expected [models.NAME] before the keys of each model")
-    above = parsed(parser, found, str(file))
+    above = flags(found, str(file))
     base = _over(_over(args, above), variables)
-    given = named(args)
     models = [ServedModel((_name_of(name),), _with_model(base, name)) for name in given if name not in tables]
     for name, table in tables.items():
-        own = parsed(parser, table, f"{file}, [models.{name}]")
+        own = flags(table, f"{file}, [models.{name}]")
         if (wrong := next((flag for field, flag in own.typed.items() if field in options_of(ServerFlags)), None)) is not None:
             raise OptionError(f"{file}, [models.{name}]: {wrong} holds for all models; give it above the tables")
         merged = _over(_over(_over(args, own), above), variables)
@@ -267,6 +284,28 @@ def _read_presets(text: str, parser: Parser) -> dict[str, Any]:
     above = found.pop("*")
     above.pop("version", None)
     return above | {"models": found}
+
+
+def _presets_of(reference: str, registry: Registry) -> Path | None:
+    """The presets that a reference stands for, where it means no model."""
+    with suppress(ModelFileError):  # told when the model is loaded
+        return source_of(reference, registry).presets(reference)
+    return None
+
+
+def _check_presets(args: argparse.Namespace, where: str) -> None:
+    """Refuse what a stranger's presets shall not decide: files of this machine, addresses, keys, devices.
+
+    Raises:
+        OptionError: There is such a flag; `where` begins the message.
+    """
+    private = [args.typed[each] for each in ("model", "model_draft") if each in args.typed and not _is_public(args, each)]
+    if wrong := [flag for field, flag in args.typed.items() if field not in _OF_PRESETS] + private:
+        raise OptionError(f"{where}: {wrong[0]} is not for others to say; write the models in a file for --config")
+
+
+def _is_public(args: argparse.Namespace, field: str) -> bool:
+    return source_of(getattr(args, field), args.registry).is_public
 
 
 def _typed(parser: Parser, texts: Mapping[str, str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _PREFIXES = ("hf:", "hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
 _REFERENCE = re.compile(r"(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<quant>[\w.-]+(?:/[\w.-]+)*))?")
 _DRAFTS = re.compile(r"draft|speculat|eagle|dflash|dspark", re.IGNORECASE)
+_PRESETS = "preset.ini"
 _ANSWER_S = 4.0  # for lists; a user who is offline learns it soon
 _N_FOUND = 20
 T = TypeVar("T")
@@ -84,6 +85,21 @@ class HuggingFaceSource(Source):
                 return local
             raise ModelFileError(f"{reference}: {_trouble(error, n_bytes)}") from error
         return paths[0].parent if paths[0].name == SETTINGS else paths[0]  # a head is its folder
+
+    @classmethod
+    def presets(cls, reference: str) -> Path | None:
+        """The `preset.ini` of a repository. The Hub is asked only where the cache has no model of it."""
+        repo, quant = _parsed(reference)
+        if (snapshot := _snapshot(repo)) is not None and (path := snapshot / _PRESETS).is_file():
+            return path
+        if quant is not None or _cached(repo, None) is not None:
+            return None
+
+        import huggingface_hub
+
+        with suppress(Exception):  # as in `fetch`, which tells what is wrong
+            return Path(_in_time(lambda: huggingface_hub.hf_hub_download(repo, _PRESETS, etag_timeout=_ANSWER_S)))
+        return None
 
     @classmethod
     def stored(cls, folder: Path) -> Iterator[StoredModel]:  # noqa: ARG003 - as in `find`

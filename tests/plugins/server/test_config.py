@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from huggingface_hub import constants as hub_constants
 from oracles.models import tiny_model
+from support import local_hub
 
 from augury.cli.command_line import make_parser
 from augury.cli.model_flags import memory_needed
@@ -242,3 +244,33 @@ def test_who_may_manage_models_is_everyone_on_this_machine_or_has_a_key(served, 
     with pytest.raises(OptionError, match="set --api-key"):
         _servers_of(served(*words)[1])
     assert _servers_of(served(*words, "--api-key", "x")[1])
+
+
+def test_a_repository_may_have_presets_in_place_of_a_model(served, tmp_path, monkeypatch):
+    with local_hub.serving(monkeypatch, tmp_path) as hub:
+        hub.repositories["owner/presets"] = {
+            "preset.ini": b"[*]\nc = 64\n[a]\nhf = owner/a\ntemp = 0.5\n[b]\nhf = owner/b\nc = 32\n"
+        }
+        found = models(served("-m", "owner/presets", "-c", "128"))
+        assert [(each.model, each.ctx_size, each.temperature) for each in (found["a",], found["b",])] == [
+            ("hf:owner/a", 128, 0.5),
+            ("hf:owner/b", 128, None),
+        ]
+        assert models(served("-m", "owner/none"))["owner/none",].model == "owner/none"  # told when it is loaded
+        monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+        assert {*models(served("-m", "owner/presets"))} == {("a",), ("b",)}
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("[*]\napi-key = a", "--api-key"),
+        ("[a]\nslot-save-path = a", "--slot-save-path"),
+        ("[a]\nmodel = a.gguf", "--model"),
+    ],
+)
+def test_presets_of_a_repository_may_not_name_what_is_this_machine_s(served, tmp_path, monkeypatch, line, flag):
+    with local_hub.serving(monkeypatch, tmp_path) as hub:
+        hub.repositories["owner/presets"] = {"preset.ini": f"{line}\n[b]\nhf = owner/b".encode()}
+        with pytest.raises(OptionError, match=f"{flag} is not for others to say"):
+            served("-m", "owner/presets")
