@@ -63,7 +63,7 @@ class Contiguous(MemoryManager):
             return None
         if len(tokens) > self.spec.n_ctx:
             raise CapacityError(
-                f"the prompt has {len(tokens)} tokens, a sequence can use {self.spec.n_ctx}; "
+                f"the prompt has {len(tokens)} tokens, which exceeds the available context size of {self.spec.n_ctx}; "
                 "shorten it or load the model with a larger context (-c, n_ctx)"
             )
         shared = [each.n_shared(tokens[:-1], variant) if may_reuse else 0 for each in self._slots]

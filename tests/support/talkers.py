@@ -49,7 +49,7 @@ class Engine:
         self.asked.append((messages, params))
         said = messages[-1]["content"]
         if said == "too long":
-            raise CapacityError("the prompt has 99 tokens, a sequence can use 64")
+            raise CapacityError("the prompt has 99 tokens, which exceeds the available context size of 64")
         if said == "no template":
             raise UnsupportedError("this model has no chat template")
         if said == "interrupted":

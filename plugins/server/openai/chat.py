@@ -133,6 +133,8 @@ class ChatRequest(OpenAIFields):
     @model_validator(mode="after")
     def _check_end(self) -> Self:
         is_continued = self.messages[-1].role == "assistant"
+        if is_continued and len(self.messages) > 1 and self.messages[-2].role == "assistant":
+            raise ValueError("the last two messages are the assistant's, expected one that is to be continued; join them")
         for name, meant in (("continue_final_message", is_continued), ("add_generation_prompt", not is_continued)):
             if getattr(self, name) is (not meant) and (is_continued or name == "continue_final_message"):
                 state = "is continued because it is" if is_continued else "cannot be continued because it is not"

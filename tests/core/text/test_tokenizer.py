@@ -51,7 +51,10 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch):
     assert 1000 < n_least < 100_000
     monkeypatch.setattr(tokenizer, "_codec", None)
     for n_most in (10, n_least - 1):
-        with pytest.raises(PromptTooLongError, match=f"the prompt has at least {n_least} tokens, a sequence can use {n_most}"):
+        with pytest.raises(
+            PromptTooLongError,
+            match=f"the prompt has at least {n_least} tokens, which exceeds the available context size of {n_most}",
+        ):
             tokenizer.encode(text, n_most=n_most)
     with pytest.raises(AttributeError):
         tokenizer.encode(text, n_most=n_least)

@@ -77,7 +77,7 @@ def test_a_method_that_a_path_does_not_take_is_named(client):
         ({"prompt": "a", "speculative": 1.0}, "speculative is 1.0, expected true or false or an object", "speculative"),
         ({"prompt": "a", "speculative": {"type": "nobody"}}, "nobody", None),
         ({"prompt": "a", "speculative": False, "speculative.n_max": 2}, "speculative.n_max is given as well", None),
-        ({"prompt": "a b " * 600}, "a sequence can use 512", None),
+        ({"prompt": "a b " * 600}, "exceeds the available context size of 512", None),
         ([], "not a JSON object", None),
     ],
 )

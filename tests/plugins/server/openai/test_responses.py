@@ -147,7 +147,7 @@ def test_instructions_alone_are_a_conversation(client, more):
         ({"input": [{"type": "reasoning", "summary": []}]}, "input holds no message"),
         ({"input": [{"role": "user"}]}, "lacks its role or content"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
-        ({"input": "a b " * 600}, "a sequence can use 512"),
+        ({"input": "a b " * 600}, "exceeds the available context size of 512"),
     ],
 )
 def test_what_cannot_be_answered_is_a_bad_request(ai, more, told):
