@@ -18,6 +18,7 @@ from augury.files.models import open_model as open_model
 from augury.files.quantized import quantized as quantized
 from augury.hookspecs import hookimpl as hookimpl
 from augury.interfaces import Backend as Backend, Model as Model, Progress as Progress
+from augury.interruption import interrupted as interrupted
 from augury.loader import make_backend as make_backend, plan_of as plan_of
 from augury.lowering.rewrites import (
     ACTIVATE_PRODUCTS as ACTIVATE_PRODUCTS,
