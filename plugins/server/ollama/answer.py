@@ -28,6 +28,7 @@ from augury.types import Result, Token
 _OF_LOADING = (  # the server's flags choose these when it loads a model
     *("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_thread"),
     *("num_gqa", "numa", "rope_frequency_base", "rope_frequency_scale", "use_mlock", "use_mmap", "vocab_only"),
+    "keep_alive",  # a field of the request, which LiteLLM's `ollama/` puts among the options; Ollama leaves it out, too
 )
 _N_SHOWN = 100  # characters of a value
 _LONGEST_S = 1e9  # a longer time is for ever

@@ -13,7 +13,7 @@ from augury.plugins.server.tools import Delta
 from augury.types import Result, Summary, Token
 
 MESSAGES = [{"role": "user", "content": "Name a colour."}]
-OPTIONS = {"num_predict": 8, "temperature": 0, "num_ctx": 4096, "num_thread": 2}
+OPTIONS = {"num_predict": 8, "temperature": 0, "num_ctx": 4096, "num_thread": 2, "keep_alive": "5m"}
 
 
 def test_an_answer_is_that_of_chat_whole_and_streamed(ollama_client, client):
