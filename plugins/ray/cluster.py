@@ -19,6 +19,7 @@ LOCAL = "local"
 _ENVIRONMENT = {  # of Ray, where the user says nothing else
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # which hides GPUs from actors that ask for none
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",  # each token would go through a thread more
 }
 _QUIET = {  # likewise, of a cluster that is started here: figures that nobody reads, and looks at what seldom changes
     "RAY_enable_metrics_collection": "0",
@@ -27,6 +28,7 @@ _QUIET = {  # likewise, of a cluster that is started here: figures that nobody r
     "RAY_io_context_monitor_probe_interval_ms": "10000",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_task_events_report_interval_ms": "0",  # never
+    "RAY_worker_niceness": "0",  # replicas are what computes here, as in a server without them; Ray's own is 15
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",  # until a replica that has died is started again
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
 }
