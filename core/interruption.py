@@ -10,7 +10,10 @@ from threading import local
 
 
 class Interrupted(local):
-    """Of each thread, all calls so far; the difference of two readings is that of the calls in between."""
+    """Of each thread, all calls so far; the difference of two readings is that of the calls in between.
+
+    What is as long as these calls themselves, or longer, is not believed.
+    """
 
     seconds: float = 0.0
 

@@ -167,7 +167,8 @@ class Loop:
             before = interrupted.seconds
             context.is_busy, device_s = False, whole.wait()
         seconds = forward_s if device_s is None else device_s  # None: it was over when forward returned
-        own_s = seconds - lost_s - (interrupted.seconds - before)
+        lost_s += interrupted.seconds - before
+        own_s = seconds - lost_s if lost_s < seconds else seconds
         if ahead_s:
             late_s = min(max(forward_s + ahead_s - seconds, 0.0), ahead_s)
             settle_ahead(choices, late_s / ahead_s)

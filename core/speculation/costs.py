@@ -298,4 +298,5 @@ def _seconds(model: Model, n: int, depth: int) -> float:
     batch = Batch.chain(np.zeros(n, np.int32), start=depth, is_drafted=aside)
     start, before = perf_counter(), interrupted.seconds
     device_s = model.forward(batch).wait()
-    return perf_counter() - start - (interrupted.seconds - before) if device_s is None else device_s
+    seconds, lost_s = perf_counter() - start if device_s is None else device_s, interrupted.seconds - before
+    return seconds - lost_s if lost_s < seconds else seconds

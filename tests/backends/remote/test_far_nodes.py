@@ -13,6 +13,7 @@ from support.nodes import node_on_thread
 
 from augury import Engine, Placement, Registry
 from augury.backends.numba_cpu.model import NumbaCpuModel
+from augury.backends.numba_cpu.team import Team
 from augury.backends.remote import node as node_module
 from augury.backends.remote.backend import hello
 from augury.backends.remote.connection import Connection, Endpoint
@@ -46,6 +47,7 @@ def ways(monkeypatch):
 
     monkeypatch.setattr(Connection, "ask", asked)
     monkeypatch.setattr(NumbaCpuModel, "forward", computed)
+    monkeypatch.setattr(Team, "_was_displaced", lambda _: False)  # by other processes, in time of theirs
     for name in CLOCKED:
         monkeypatch.setattr(importlib.import_module(f"augury.{name}"), "perf_counter", lambda: clock.now)
     return found

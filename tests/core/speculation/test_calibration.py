@@ -73,6 +73,20 @@ def test_what_other_programs_take_from_a_timed_pass_is_not_its_cost(monkeypatch)
     assert [costs.seconds(n, 0) for n in (1, 2)] == [1, 2]
 
 
+def test_a_pass_that_is_said_to_have_waited_for_longer_than_it_took_costs_what_it_took(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("augury.speculation.costs.perf_counter", lambda: now[0])
+    model = ToyModel()
+
+    def forward():
+        now[0] += len(model.batches[-1].tokens)
+        interrupted.seconds += len(model.batches[-1].tokens)
+
+    model.on_forward = forward
+    costs = measure_passes(model, 8)
+    assert [costs.seconds(n, 0) for n in (1, 2)] == [1, 2]
+
+
 def test_drafts_of_any_length_have_a_cost_and_take_no_memory_for_it():
     costs = measure_passes(ToyModel(), 1_000_000)  # a table of so many passes by so many would be 8 TB
     assert 0 < costs.seconds(1000, 0) < costs.seconds(1_000_000, 0)
