@@ -19,7 +19,7 @@ from augury.speculation.profiles import DrafterProfile
 from augury.speculation.trials import Trials
 from augury.types import Verdict
 
-DOCS = Path(__file__).parents[3] / "docs"
+PAGES = Path(__file__).parents[2] / "data" / "pages"  # beginnings of docs, which stay as they were
 COSTS = [PassTime(n, 0, 0.02 + 0.001 * n) for n in (1, 4, 16)]
 EDGES = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
 N_SUCCESSORS = 8
@@ -40,10 +40,8 @@ class Session:
 def texts():
     """Pages of the documentation as numbers, one for each word or sign."""
     words = {}
-    pages = [(DOCS / name).read_text() for name in ("options.md", "server.md", "architecture.md", "library.md")]
-    return [
-        np.int32([words.setdefault(word, len(words)) for word in re.findall(r"\w+|\W", page)][:4000]) for page in pages
-    ], words
+    pages = [(PAGES / f"{name}.txt").read_text() for name in ("options", "server", "architecture", "library")]
+    return [np.int32([words.setdefault(word, len(words)) for word in re.findall(r"\w+|\W", page)]) for page in pages], words
 
 
 def successors(text, n_vocab):
