@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import iter_modules
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -174,7 +174,7 @@ def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def all_kernels() -> list[Kernel]:
-    """Every kernel that any model may need, of a package those of its emitters' modules."""
+    """Every kernel that any model may need, of a package those of its emitters' modules and of modules that these import."""
     from augury.backends.numba_cuda import kernels
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
@@ -183,9 +183,12 @@ def all_kernels() -> list[Kernel]:
             entry.load()
     emitters = [kind.kernel_for("numba-cuda") for kind in _kinds_of(HasKernels)]
     names = [module.name for module in iter_modules(kernels.__path__, f"{kernels.__name__}.")]
+    modules = [import_module(name) for name in names]
+    for own in (import_module(emitter.__module__) for emitter in emitters if emitter is not None):
+        modules += [own, *(value for value in vars(own).values() if isinstance(value, ModuleType))]
     found: dict[str, Kernel] = {}
-    for name in [*names, *(emitter.__module__ for emitter in emitters if emitter is not None)]:
-        for value in vars(import_module(name)).values():
+    for module in modules:
+        for value in vars(module).values():
             for each in value.values() if isinstance(value, dict) else (value,):
                 if isinstance(each, Kernel):
                     found[each.name] = each

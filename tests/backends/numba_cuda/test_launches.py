@@ -5,13 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.cuda_launches import MIXED, launches, placed
-from oracles.models import tiny_file
+from oracles.cuda_launches import MIXED, REGISTRY, launches, placed
+from oracles.models import ORACLES, tiny_file
 
 from augury.backends.numba.lowering import Parts
-from augury.backends.numba_cuda.device import ELEMENTS, CountingDevice, Pointer
+from augury.backends.numba_cuda.aot import all_kernels
+from augury.backends.numba_cuda.device import ELEMENTS, CountingDevice, Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.lowering import size_of
+from augury.loader import plan_of
 
 DOCS = (Path(__file__).parents[3] / "docs/cuda.md").read_text()
 
@@ -33,6 +35,20 @@ def test_layers_take_as_many_launches_as_the_documentation_says():
     counts = {name: [n_launches(name, kinds) for kinds in ({}, MIXED)] for name in families}
     assert told == {(name, layer): tuple(each[layer] for each in counts[name]) for name, layer in told}
     assert [(name, layer) for name, layer, one, mixed, why in table if (max(int(one), int(mixed)) > 10) != bool(why)] == []
+
+
+def test_every_kernel_that_is_launched_is_compiled_ahead():
+    launched, seen = set(), set()
+    for name in ORACLES:
+        plan = plan_of(tiny_file(name), REGISTRY)
+        kinds = {type(each) for each in (*plan.blocks(), *plan.connections)}
+        if kinds - seen:  # the first model with some of them
+            seen |= kinds
+            lowering = placed(tiny_file(name), CountingDevice(), {})
+            steps = lowering.steps(size_of(1, 0), Parts((0, len(lowering.plan.layers)))).steps
+            launched |= {each.kernel.name for each in steps if isinstance(each, Launch)}
+    assert {"read_streams", "mix_streams", "pool", "find_ngrams"} <= {name.rpartition("_")[0] or name for name in launched}
+    assert launched <= {each.name for each in all_kernels()}
 
 
 def problems(launch):
