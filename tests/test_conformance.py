@@ -143,9 +143,8 @@ def test_a_drafter_keeps_its_contracts_on_a_hybrid_model(name, hybrid):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_option_of_a_drafter_is_checked(
-    name,
-):  # what is allowed, docs/options.md says, which is compared with the classes
+def test_every_option_of_a_drafter_is_checked(name):
+    """What is allowed, docs/options.md says, which is compared with the classes."""
     DRAFTER_CHECKS[0].run(subject(name))
 
 

@@ -292,7 +292,8 @@ class DrafterGuard:
         except BaseException as found:  # noqa: BLE001 - a stranger's code may raise anything
             error = found
         self.seconds = perf_counter() - start
-        self.own_s = max(self.seconds - (interrupted.seconds - before), 0.0)
+        lost_s = interrupted.seconds - before
+        self.own_s = self.seconds - lost_s if lost_s < self.seconds else self.seconds
         if self.seconds > self.sequence.speculation.timeout_s:
             self.took(method, self.seconds, self.own_s)
         if error is not None:
@@ -342,7 +343,8 @@ def _drafted_together(asks: Sequence[tuple[DrafterGuard, Ask]]) -> dict[DrafterG
     except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
         failure = error
     seconds = perf_counter() - start
-    own_s = max(seconds - (interrupted.seconds - before), 0.0)
+    lost_s = interrupted.seconds - before
+    own_s = seconds - lost_s if lost_s < seconds else seconds
     for each, _ in asks:
         each.took(_TOGETHER, seconds, own_s, len(asks))
         each.is_asked_alone |= failure is not None

@@ -43,7 +43,7 @@ def test_the_best_tokens_are_found_after_a_product(benchmark, output, n):
     entry = step.Entry(
         kernel=address(kernels.matmul),
         weights=output.address,
-        x=team.StridedRows(address=operand.ctypes.data, width=0, apart=0),
+        x=team.StridedRows(address=operand.ctypes.data, width=0, thread_stride=0),
         y=rows.ctypes.data,
         n_cols=COLS,
         n_panels=output.n_panels,

@@ -129,8 +129,8 @@ class ActivateEmitter(OperationEmitter[op.Activate]):
 
     def emit(self, tape: Tape) -> None:
         operation, placed = self.operation, self.placed
-        x, up, to = (placed.at(value) for value in (operation.x, operation.up, operation.out))
-        rows = {"x": x, "up": up, "out": to, "size": operation.x.width}
+        x, other, to = (placed.at(value) for value in (operation.x, operation.up, operation.out))
+        rows = {"x": x, "up": other, "out": to, "size": operation.x.width}
         tape.add(Work("activation"), self._kernel, **rows, activation=_activating(operation, placed))
 
 
