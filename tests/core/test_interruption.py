@@ -3,7 +3,8 @@ import threading
 from augury.interruption import interrupted
 
 
-def test_each_thread_has_its_own_interruptions():
+def test_each_thread_has_its_own_interruptions(monkeypatch):
+    monkeypatch.setattr(interrupted, "seconds", 0.25)
     seen = []
 
     def other():
@@ -11,10 +12,9 @@ def test_each_thread_has_its_own_interruptions():
         interrupted.seconds += 2.0
         seen.append((before, interrupted.seconds))
 
-    before = interrupted.seconds
     interrupted.seconds += 0.5
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
     assert seen == [(0.0, 2.0)]
-    assert interrupted.seconds - before == 0.5
+    assert interrupted.seconds == 0.75
