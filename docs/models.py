@@ -81,11 +81,15 @@ Layers that predict further tokens are used by `draft-mtp`, on all backends, in 
 architectures, token for token as llama.cpp does:
 {mtp}.
 
+Those of `ernie4_5-moe`, `exaone-moe` and `exaone4` are used as well. llama.cpp computes none of them, so they are compared with
+the definitions of those who published the models; for ERNIE its converter leaves them out
+([what to give as `-md`](guide.md#heads)).
+
 `gemma4-assistant` is a small model of its own, given by `-md` beside a Gemma 4. It attends to the keys and values of that model
 and keeps none, so it takes no time for a prompt and no memory for a context.
 
-Files of `dots3note`, `exaone-moe` and `glm5-next` may have such layers, too, but llama.cpp loads them without using them. They
-run here like files without.
+Files of `dots3note` and `glm5-next` may have such layers, too, but llama.cpp loads them without using them. They run here like
+files without.
 
 One architecture runs in part: `qwen3tts`, without a vocabulary of its own for speech. A file that asks
 for something that its architecture does not know is refused, and the error names the metadata key: attention to later tokens

@@ -14,7 +14,7 @@ from attrs import evolve
 from augury.errors import ModelFileError
 from augury.files.gguf import ModelFile, Tensor
 
-_STORED = re.compile(r"(?:model\.)?(mtp\.layers|mtp_layers|mtp|layers)\.(\d+)\.(.+)")
+_STORED = re.compile(r"(?:model\.)?(?:(mtp\.layers|mtp_layers|mtp_block|mtp|layers)|(mtp_\w+))\.(\d+)\.(.+)")
 _OF_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -27,12 +27,15 @@ def stored_mtp(name: str, n: int | None) -> tuple[int, str] | None:
 
     >>> stored_mtp("mtp.fc.weight", 48), stored_mtp("model.layers.61.enorm.weight", 61), stored_mtp("model.layers.60.x", 61)
     ((0, 'fc.weight'), (0, 'enorm.weight'), None)
+    >>> stored_mtp("model.mtp_emb_norm.0.weight", 28)
+    (0, 'mtp_emb_norm.weight')
     """
     if (match := _STORED.fullmatch(name)) is None:
         at, _, rest = name.removeprefix("model.").partition(".")
         return (0, rest) if at == "mtp" else None
-    number = int(match[2]) - (0 if match[1] != "layers" else n if n is not None else 1 + int(match[2]))
-    return (number, match[3]) if number >= 0 else None
+    place, beside, stated, rest = match.groups()
+    number = int(stated) - (0 if place != "layers" else n if n is not None else 1 + int(stated))
+    return (number, f"{beside}.{rest}" if beside else rest) if number >= 0 else None
 
 
 def n_mtp_of(file: ModelFile) -> tuple[int, int]:

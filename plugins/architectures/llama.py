@@ -222,12 +222,13 @@ class Exaone4(Transformer):
     rope_args = {"has_factors": True}
     attention_args = {"norm": None, "has_head_norms": True, "has_post_norm": True}
     ffn_args = {"norm": None, "has_post_norm": True}
+    mtp_hidden = "output"
 
     @classmethod
     def mixer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Attention:
         window, has_windows = None, decoder.n_layers == _N_LAYERS_32B
-        if has_windows:
-            window = decoder.windows(4, default=4096)[layer]
+        if has_windows:  # those for further tokens are as the first one
+            window = decoder.windows(4, default=4096)[layer if layer < decoder.n_layers else 0]
         turned = None if has_windows and window is None else rope
         return decoder.attention(layer, turned, window=window, **cls.attention_args)
 

@@ -23,7 +23,9 @@ _ROPE: dict[str, Any] = {"is_interleaved": True, "has_factors": True}
 _N_EXPERTS_MAVERICK, _CHUNK = 128, 8192  # of Llama 4, whose files say neither
 _WINDOW = 4096  # of SmallThinker, in place of the window that a file states
 
-ErnieMoe = Ernie.family("ernie4_5-moe", "As Ernie, with experts in some layers, and one that is shared.", experts=_SOFTMAX)
+ErnieMoe = Ernie.family(
+    "ernie4_5-moe", "As Ernie, with experts in some layers, and one that is shared.", experts=_SOFTMAX, mtp_hidden="output"
+)
 Qwen2Moe = Transformer.family(
     "qwen2moe",
     "As Qwen2, with experts, and one that is shared and has a gate.",
@@ -43,9 +45,10 @@ ExaoneMoe = Transformer.family(
     "Normed heads; layers with a window have rope, and the others none; experts, one of them shared.",
     rope_args=None,
     local_rotary={"has_factors": True},
-    windows={"period": _PERIOD, "is_required": True},
+    windows={"period": _PERIOD, "is_required": True, "has_mtp": True},
     attention_args={"has_head_norms": True},
     experts={"has_weights_scale": True},
+    mtp_hidden="output",
 )
 Glm4Moe = Transformer.family(
     "glm4moe",

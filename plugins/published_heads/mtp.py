@@ -3,7 +3,8 @@
 They are read as llama.cpp's converter writes them with `--mtp`, for a GGUF file of the same model that lacks them.
 
 Source: llama.cpp's converter; `mtp.*` is how Qwen names them, `mtp.layers.N.*` how MiMo does, `mtp_layers.*` speculators,
-`mtp.N.*` DeepSeek V4, `layers.N.*` after the model's own N DeepSeek V3, GLM and Step.
+`mtp.N.*` DeepSeek V4, `layers.N.*` after the model's own N DeepSeek V3, GLM and Step; ERNIE's and EXAONE's, which it writes
+otherwise or not at all, are defined by FastDeploy's `Ernie4_5_MTPModel` and vLLM's `exaone_moe_mtp` and `exaone4_5_mtp`.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ _ARCHITECTURES = {  # by `model_type`
     "mimo_v2_flash": "mimo2",
     "mimo_v2": "mimo2",
     "step3p5": "step35",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone_moe": "exaone-moe",
+    "exaone4_5": "exaone4",
+    "exaone4_5_text": "exaone4",
 }
 _SHIFTED = ("qwen3next", "qwen35", "qwen35moe", "step35")  # their norms are stored without the 1
 _EXPERT = re.compile(r"((?:mlp|ffn)\.experts\.)(\d+)\.(\w+\.weight)")
-_NEXTN = {  # of llama.cpp's names those of Qwen, speculators, and DeepSeek and GLM
-    "eh_proj": ("fc", "input_proj", "eh_proj"),
-    "enorm": ("pre_fc_norm_embedding", "token_layernorm", "enorm"),
-    "hnorm": ("pre_fc_norm_hidden", "hidden_layernorm", "hnorm"),
+_NEXTN = {  # of llama.cpp's names those of Qwen and EXAONE, speculators, DeepSeek and GLM, and ERNIE
+    "eh_proj": ("fc", "input_proj", "eh_proj", "mtp_linear_proj"),
+    "enorm": ("pre_fc_norm_embedding", "token_layernorm", "enorm", "mtp_emb_norm"),
+    "hnorm": ("pre_fc_norm_hidden", "hidden_layernorm", "hnorm", "mtp_hidden_norm"),
     "shared_head_norm": ("norm", "final_layernorm", "shared_head.norm", "transformer.shared_head.norm"),
     "shared_head_head": ("shared_head.head", "transformer.shared_head.output"),
     "embed_tokens": ("embed_tokens",),
@@ -176,7 +181,14 @@ def _of_deepseek4(folder: Folder, n_all: int) -> dict[str, list[Any]]:
     return {"attention__compress_ratios": ratios[:n_all], "swiglu_clamp_exp": limits, "swiglu_clamp_shexp": limits}
 
 
-_STATED = {"mimo2": _of_mimo2, "step35": _of_step35, "deepseek4": _of_deepseek4}
+def _of_exaone_moe(folder: Folder, n_all: int) -> dict[str, list[Any]]:  # noqa: ARG001 - as the others
+    """Layers for further tokens see everything, as those of the GGUF file do."""
+    if {*(kinds := folder.config.get("mtp_layer_types") or ["full_attention"])} != {"full_attention"}:
+        folder.fail(f"config.json sets mtp_layer_types to {kinds!r:.60}, expected full_attention for each")
+    return {}
+
+
+_STATED = {"mimo2": _of_mimo2, "step35": _of_step35, "deepseek4": _of_deepseek4, "exaone-moe": _of_exaone_moe}
 """What a file states of each layer by itself, by architecture, of the folder and the number of all layers."""
 
 

@@ -1,7 +1,7 @@
 """Heads as their trainers publish them, with random weights, and what the trainers' models compute with them, in numpy.
 
-`write(path, config, tensors)` makes a folder; `eagle_tensors` and `dflash_tensors` draw weights by a config, and `Eagle` and
-`DFlash` compute, float64, as the models in PyTorch do that are named there.
+`write(path, config, tensors)` makes a folder; `eagle_tensors`, `dflash_tensors` and `mtp_tensors` draw weights by a config, and
+`Eagle`, `DFlash` and `Mtp` compute, float64, as the models in PyTorch do that are named there.
 """
 
 from __future__ import annotations
@@ -114,6 +114,39 @@ def dflash_tensors(config: dict, n_features: int, n_vocab: int, *, seed: int = 1
     return made
 
 
+_ERNIE = {  # names of what Qwen and EXAONE have beside the layer
+    "fc": "mtp_linear_proj.0",
+    "pre_fc_norm_embedding": "mtp_emb_norm.0",
+    "pre_fc_norm_hidden": "mtp_hidden_norm.0",
+    "layers.0.": "mtp_block.0.",
+}
+
+
+def mtp_tensors(config: dict, *, seed: int = 1) -> dict:
+    """The weights of a layer of ERNIE's or EXAONE's that predicts further tokens, but for those that the model has."""
+    draw, e, f, d = _draw(seed), *(config[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
+    q, kv = (d * config[name] for name in ("num_attention_heads", "num_key_value_heads"))
+    shapes = {"fc": (e, 2 * e), "norm": (e,), "pre_fc_norm_embedding": (e,), "pre_fc_norm_hidden": (e,)}
+    of_layer = {f"self_attn.{each}_proj": (n, e) for each, n in (("q", q), ("k", kv), ("v", kv))}
+    of_layer |= {"self_attn.o_proj": (e, q), "mlp.gate_proj": (f, e), "mlp.up_proj": (f, e), "mlp.down_proj": (e, f)}
+    is_ernie, is_post = config["model_type"] == "ernie4_5_moe", "exaone4" in config["model_type"]
+    of_layer |= dict.fromkeys((f"{'post_feedforward' if is_post else 'input'}_layernorm", "post_attention_layernorm"), (e,))
+    if is_ernie:
+        del shapes["norm"]
+    else:
+        of_layer |= {"self_attn.q_norm": (d,), "self_attn.k_norm": (d,)}
+    shapes |= {f"layers.0.{name}": shape for name, shape in of_layer.items()}
+    return {f"{mtp_name(config, name)}.weight": draw(*shape) for name, shape in shapes.items()}
+
+
+def mtp_name(config: dict, name: str) -> str:
+    """How a publisher names what EXAONE names `mtp.` and this."""
+    if config["model_type"] != "ernie4_5_moe":
+        return f"mtp.{name}"
+    stem = next((each for each in _ERNIE if name.startswith(each)), name)
+    return f"model.{_ERNIE.get(stem, stem)}{name.removeprefix(stem)}"
+
+
 class _Model:
     def __init__(self, config: dict, tensors: dict) -> None:
         self.config = {**config, **config.get("transformer_layer_config", {}), **config.get("dflash_config", {})}
@@ -128,26 +161,27 @@ class _Model:
 
     def rope(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """(n, heads, D) turned by halves, as `rotate_half` of transformers does."""
-        frequencies = self.config["rope_theta"] ** (-np.arange(0, D, 2) / D)
+        n = x.shape[-1]
+        frequencies = self.config["rope_theta"] ** (-np.arange(0, n, 2) / n)
         if scaling := self.config.get("rope_scaling"):
             frequencies = _llama3(frequencies, scaling)
         angles = positions[:, None, None] * np.concatenate([frequencies, frequencies])
-        turned = np.concatenate([-x[..., D // 2 :], x[..., : D // 2]], -1)
-        if self.config.get("model_type") == "llama4_text":  # complex numbers of neighbours
-            pairs = x.reshape(*x.shape[:-1], D // 2, 2) @ [1, 1j] * np.exp(1j * positions[:, None, None] * frequencies)
+        turned = np.concatenate([-x[..., n // 2 :], x[..., : n // 2]], -1)
+        if self.config.get("model_type") in ("llama4_text", "ernie4_5_moe"):  # complex numbers of neighbours
+            pairs = x.reshape(*x.shape[:-1], n // 2, 2) @ [1, 1j] * np.exp(1j * positions[:, None, None] * frequencies)
             return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape)
         return x * np.cos(angles) + turned * np.sin(angles)
 
     def part(self, at: str, which: str, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
-        y = self.linear(f"{at}self_attn.{which}_proj", x).reshape(len(x), -1, D)
+        y = self.linear(f"{at}self_attn.{which}_proj", x).reshape(len(x), -1, self.config["head_dim"])
         if f"{at}self_attn.{which}_norm.weight" in self.tensors:
             y = self.norm(f"{at}self_attn.{which}_norm", y)
         return y if positions is None else self.rope(y, positions)
 
     @staticmethod
     def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, is_seen: np.ndarray) -> np.ndarray:
-        k, v = (np.repeat(each, H // G, axis=1) for each in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(D) + np.where(is_seen, 0.0, -np.inf)
+        k, v = (np.repeat(each, q.shape[1] // each.shape[1], axis=1) for each in (k, v))
+        scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1]) + np.where(is_seen, 0.0, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v).reshape(len(q), -1)
 
@@ -304,3 +338,31 @@ class DFlash(_Model):
         rows = (self.tensors[f"candidate_selector.{each}_codebook"] for each in ("predecessor", "successor"))
         predecessor, successor = next(rows)[before], next(rows)[token]
         return float((predecessor * successor) @ self.linear("candidate_selector.hidden_projection", hidden))
+
+
+class Mtp(_Model):
+    """FastDeploy's `Ernie4_5_MTPModel`; vLLM's `ExaoneMoeMultiTokenPredictor` and `Exaone4_5MultiTokenPredictor`.
+
+    Of the model it has `embed_tokens`, `lm_head` and, ERNIE's, `model.norm`.
+    """
+
+    def forward(self, text: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Logits (n, V) after each token (n,) with the model's normed output (n, E) before it, and what is given on."""
+        kind, at = self.config["model_type"], mtp_name(self.config, "layers.0.")
+        fc, of_token, of_hidden, last = (
+            mtp_name(self.config, each) for each in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        )
+        embedded = self.tensors["embed_tokens.weight"][text]
+        x = self.linear(fc, np.concatenate([self.norm(of_token, embedded), self.norm(of_hidden, hidden)], -1))
+        is_post, places = "exaone4" in kind, np.arange(len(text))
+        turned = None if kind == "exaone_moe" else places  # which sees everything, and has no positions
+        is_seen = places[:, None] >= places
+        if is_post:
+            is_seen &= places[:, None] - places < self.config["sliding_window"]
+        y = x if is_post else self.norm(f"{at}input_layernorm", x)
+        q, k, v = (self.part(at, each, y, None if each == "v" else turned) for each in "qkv")
+        y = self.linear(f"{at}self_attn.o_proj", self.attend(q, k, v, is_seen))
+        x = x + (self.norm(f"{at}post_attention_layernorm", y) if is_post else y)
+        y = self.mlp(at, x if is_post else self.norm(f"{at}post_attention_layernorm", x))
+        x = self.norm(last, x + (self.norm(f"{at}post_feedforward_layernorm", y) if is_post else y))
+        return x @ self.tensors["lm_head.weight"].T, x

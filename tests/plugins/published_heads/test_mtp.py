@@ -10,10 +10,14 @@ import json
 import numpy as np
 import pytest
 from oracles.drafts import agreeing, draft_file, error, parted, runs
-from oracles.published_heads import as_bfloat16 as bf16, write
-from support.head_rig import REGISTRY, Told
+from oracles.models import altered, tiny_file
+from oracles.passes import hidden_states, mtp
+from oracles.published_heads import Mtp, as_bfloat16 as bf16, mtp_tensors, write
+from support.cpu_backends import cpu_backends
+from support.head_rig import OPTIONS, REGISTRY, Told
 
 from augury import Engine
+from augury.batch import Batch
 from augury.cli import Parser
 from augury.cli.models import add_parsers
 from augury.errors import AuguryError
@@ -257,3 +261,63 @@ def test_layers_get_as_many_bits_as_the_model_and_what_chooses_experts_keeps_its
     for quant, kind in ((None, "F32"), ("q4_0", "Q4_0")):  # as the model, and as told
         model = loader.open(parted(draft_file("mtp-glm4moe"))[0], folder, quant)
         assert model.tensors["blk.2.attn_q.weight"].type.name == kind
+
+
+OF_MODELS = {  # what llama.cpp's files leave out, or llama.cpp does not use: the tiny model, and `model_type`
+    "ernie": ("ernie4_5-moe-moe", "ernie4_5_moe"),
+    "exaone-moe": ("exaone-moe-moe", "exaone_moe"),
+    "exaone4": ("exaone4-64-layers", "exaone4_5_text"),
+}
+LENT = {"embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm"}
+SIZE_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "num_hidden_layers": "block_count",
+    "sliding_window": "attention.sliding_window",
+    "rope_theta": "rope.freq_base",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+
+
+@pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
+@pytest.mark.parametrize("kind", OF_MODELS)
+def test_a_layer_that_llama_cpp_does_not_compute_drafts_what_its_publishers_model_does(kind, backend, tmp_path):
+    name, model_type = OF_MODELS[kind]
+    file = altered(tiny_file(name), without=("rope_freqs.weight",))
+    own = {key: file.metadata[f"{file.architecture}.{each}"] for key, each in SIZE_KEYS.items()}
+    config = {"model_type": model_type, **own}
+    tensors = mtp_tensors(config)
+    stated = {"text_config": config, "model_type": "exaone4_5"} if kind == "exaone4" else config
+    joined_file = with_mtp(file, open_model(write(tmp_path / "head", stated, tensors), REGISTRY, Progress()))
+    lent = {f"{each}.weight": file.tensor(f"{ours}.weight").floats() for each, ours in LENT.items()}
+    right = Mtp(config, tensors | lent)
+    make = REGISTRY.backends[backend]
+    model = make(make.options_class()).load(joined_file, plan_of(joined_file, REGISTRY), OPTIONS, Progress())
+    text = np.random.default_rng(4).integers(0, 128, 40).astype(np.int32)
+    hidden = hidden_states(model, text)
+    expected, given = right.forward(text, hidden[:-1])
+    logits, made = mtp(model, text, 0, hidden[:-1])
+    assert np.abs(logits - expected).max() < 1e-4
+    assert np.abs(made - given).max() < 1e-4
+    said = model.forward(Batch.chain(text)).rows()  # by what is given on of the model, too
+    assert np.abs(said[-1] - hidden[-1] @ lent["lm_head.weight"].T).max() < 1e-4
+    draft, more = [int(logits[-1].argmax())], made[-1:]
+    for i in range(3):
+        row, more = mtp(model, np.int32(draft[-1:]), len(text) + i, more)
+        draft.append(int(row[-1].argmax()))
+    drafted, states = text, hidden[:-1]
+    for token in draft:
+        expected, given = right.forward(drafted, states)
+        assert token == expected[-1].argmax()
+        drafted, states = np.append(drafted, token), np.concatenate([states, given[-1:]])
+    model.close()
+
+
+def test_the_layers_of_another_exaone_are_refused_by_the_setting_that_says_so(tmp_path):
+    config = {"model_type": "exaone_moe", "num_hidden_layers": 2, "mtp_layer_types": ["sliding_attention"]}
+    folder = write(tmp_path / "head", config, {"mtp.fc.weight": np.ones((2, 4), np.float32)})
+    with pytest.raises(AuguryError, match=r"sets mtp_layer_types to .'sliding_attention'., expected full_attention"):
+        open_model(folder, REGISTRY, Progress())
