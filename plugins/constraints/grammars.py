@@ -16,12 +16,12 @@ from augury.options import option
 from augury.plugins.constraints.gbnf import read_gbnf
 from augury.plugins.constraints.guided import Guided
 from augury.plugins.constraints.lark import to_lark
-from augury.plugins.constraints.schema import NAMED, demands
+from augury.plugins.constraints.schema import NAMED, ONE_LINE, demands
 
 _SPACES: Mapping[str, Mapping[str, Any]] = {
-    "single": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    "none": {"whitespace_flexible": False},
-    "any": {"whitespace_flexible": True},
+    "single": ONE_LINE,
+    "none": {"whitespace_flexible": False, "coerce_one_of": True},
+    "any": {"whitespace_flexible": True, "coerce_one_of": True},
 }
 
 _N_COMPILED = 1_000_000  # characters of a grammar, which is compiled outside of Python, and is long with many tools

@@ -21,6 +21,9 @@ _MANY = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
 NAMED = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
 """The keywords whose fields are names, each of a schema."""
 
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
+"""Options of llguidance: JSON is written on one line, and of alternatives of `oneOf` that overlap several may fit."""
+
 # of llguidance
 _FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
 _SAME = {f"uuid{version}": "uuid" for version in range(1, 9)}  # by pydantic
@@ -44,13 +47,16 @@ _ANYTHING: _Part = ("(?s:.)", 0, inf)
 _OFTEN = {"*": (0, inf), "+": (1, inf), "?": (0, 1)}
 _N_LENGTHS = 300  # ways of sharing a length among the parts of a pattern
 _BESIDE = {"else": "if", "maxContains": "contains", "minContains": "contains", "then": "if"}
+_TELLING = {"$dynamicRef", "$ref", "allOf", "anyOf", "dependentSchemas", "if", "oneOf"}  # of properties beside a schema's own
+_LEAST = 1024 - (1 << 63)  # of integers with a range: llguidance reads it as a double, and fails at the least of 64 bits
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
 
 def demands(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema without what asks for nothing: unknown formats, and keywords that hold for every value.
 
-    An alternative of `anyOf` with a pattern that looks around, which llguidance cannot follow, is left out if there are others.
+    An alternative with a pattern that looks around, which llguidance cannot follow, is left out if there are others. A schema
+    that nothing fits is false, and `unevaluatedProperties` are `additionalProperties` where no other schema can tell of any.
     `propertyNames` is written by `properties` or `patternProperties`, and `uniqueItems` by naming all arrays if they are few:
     otherwise items may repeat.
 
@@ -77,17 +83,27 @@ def resolved(schema: Mapping[str, Any], root: Mapping[str, Any], *, n_refs: int 
 
 
 def _schema(schema: Any, root: Mapping[str, Any]) -> Any:
-    return _object(schema, root) if isinstance(schema, Mapping) else schema
+    if not isinstance(schema, Mapping):
+        return schema
+    return False if schema.get("not") is True or schema.get("not") == {} else _object(schema, root)
 
 
 def _object(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    schema = _with_names(_with_arrays(_given(schema), root), root)
+    schema = _with_names(_with_arrays(_evaluated(_given(schema)), root), root)
     return {keyword: _value(keyword, value, root) for keyword, value in schema.items() if not _is_idle(keyword, value, schema)}
 
 
 def _given(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema without keywords that are null, which is no value of any but these two."""
     return {keyword: value for keyword, value in schema.items() if value is not None or keyword in ("const", "default")}
+
+
+def _evaluated(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema without `unevaluatedProperties` where they are the additional ones."""
+    if schema.get("unevaluatedProperties", True) in (True, {}) or schema.keys() & _TELLING:
+        return schema
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "unevaluatedProperties"}
+    return {"additionalProperties": schema["unevaluatedProperties"]} | rest
 
 
 def _with_arrays(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -202,10 +218,12 @@ def _value(keyword: str, value: Any, root: Mapping[str, Any]) -> Any:
     if keyword in NAMED and isinstance(value, Mapping):
         return {name: _schema(each, root) for name, each in value.items()}
     if keyword in _MANY and isinstance(value, list):
-        followed = [each for each in value if keyword != "anyOf" or not _looks_around(each)]
+        followed = [each for each in value if keyword not in ("anyOf", "oneOf") or not _looks_around(each)]
         return [_schema(each, root) for each in followed or value]
     if keyword == "format":
         return _SAME.get(value, value)
+    if keyword == "minimum" and isinstance(value, int):
+        return max(value, _LEAST)
     return _schema(value, root) if keyword in _ONE else value
 
 

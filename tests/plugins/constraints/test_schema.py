@@ -20,7 +20,7 @@ from augury.constraint import ConstraintSession
 from augury.engine.shared import Shared
 from augury.errors import OptionError
 from augury.plugins.constraints.grammars import JsonSchema, JsonSchemaOptions
-from augury.plugins.constraints.schema import demands
+from augury.plugins.constraints.schema import ONE_LINE, demands
 
 TOKENIZER = vocabularies.tokenizer("smollm")
 SESSION = ConstraintSession(TOKENIZER.n_vocab, TOKENIZER, TOKENIZER.eog, Shared().get)
@@ -81,6 +81,13 @@ def test_schemas_that_pydantic_writes_are_kept(kind):
         ({"if": {"format": "x"}}, {}),
         ({"if": {"format": "x"}, "then": {"type": "null"}}, {"if": {}, "then": {"type": "null"}}),
         ({"anyOf": [{"type": "number"}, {"pattern": "(?!a)b"}]}, {"anyOf": [{"type": "number"}]}),
+        ({"oneOf": [{"type": "number"}, {"pattern": "(?!a)b"}]}, {"oneOf": [{"type": "number"}]}),
+        ({"additionalProperties": {"not": {}}, "items": {"not": True}}, {"additionalProperties": False, "items": False}),
+        ({"unevaluatedProperties": {"not": {}}}, {"additionalProperties": False}),
+        ({"unevaluatedProperties": False, "additionalProperties": {}}, {"additionalProperties": {}}),
+        ({"unevaluatedProperties": False, "allOf": []}, {"unevaluatedProperties": False, "allOf": []}),
+        ({"minimum": -(2**63), "maximum": 2**64}, {"minimum": 1024 - 2**63, "maximum": 2**64}),
+        ({"minimum": -0.5, "maximum": 7}, {"minimum": -0.5, "maximum": 7}),
         ({"anyOf": [{"pattern": "(?!a)b"}]}, {"anyOf": [{"pattern": "(?!a)b"}]}),
         ({"allOf": [{}, {"pattern": "(?!a)b"}]}, {"allOf": [{}, {"pattern": "(?!a)b"}]}),
         *(({keyword: {"format": "x"}}, {keyword: {}}) for keyword in ("items", "additionalProperties", "contains")),
@@ -109,7 +116,7 @@ def test_what_asks_for_nothing_is_dropped_where_schemas_stand_and_nowhere_else(s
     ("schema", "told"),
     [
         ({"properties": {"a": {"not": {"const": 1}}}}, r'\["not"\], at #/properties/a/not$'),
-        ({"$defs": {"b": {"not": False}}, "items": {"default": {"not": 1}, "not": {}}}, "at #/items/not$"),
+        ({"$defs": {"b": {"not": False}}, "items": {"default": {"not": 1}, "not": {"const": 1}}}, "at #/items/not$"),
         (
             {"properties": {"a": {"propertyNames": {"pattern": "^(ab)*$", "maxLength": 3}}}},
             r'\["propertyNames"\], at #/properties/a/propertyNames; a length .* cannot be kept beside a pattern with groups',
@@ -204,6 +211,30 @@ def test_a_pattern_of_names_beside_a_length_is_one_pattern(parts, first, last, l
     fitting = [name for name in NAMES if least <= len(name) <= most and re.search(pattern, name)]
     found = demands({"type": "object", "propertyNames": names}).get("patternProperties")
     assert [name for name in NAMES if found and re.search(*found, name)] == fitting
+
+
+A_NUMBER, AN_OBJECT = ({"oneOf": [{"type": kind} for kind in kinds]} for kinds in (("number", "integer"), ("object", "null")))
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "other"),
+    [
+        (A_NUMBER, ["3", "3.5"], '"3"'),
+        (AN_OBJECT, ["{}", "null"], "3"),
+        (
+            {"oneOf": [{"type": "object", "properties": {"a": A_NUMBER}}, {"type": "object", "required": ["b"]}]},
+            ['{"a": 3}', '{"b": "x"}'],
+            "[]",
+        ),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, ["-9", str(2**63 - 1)], str(2**63)),
+    ],
+)
+@pytest.mark.parametrize("spaces", ["single", "none", "any"])
+def test_alternatives_may_overlap_and_ranges_may_be_wide(schema, fitting, other, spaces):
+    JsonSchema(JsonSchemaOptions(json.dumps(schema), spaces), SESSION)
+    grammar = f"start: %json {json.dumps({**demands(schema), 'x-guidance': ONE_LINE})}"
+    assert all(follows(grammar, text) for text in fitting)
+    assert not follows(grammar, other)
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused():
