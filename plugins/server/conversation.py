@@ -106,7 +106,7 @@ class AnswerReader:
         if self._plan is None or self._parser is None:
             return [Delta(content=piece.text)] if isinstance(piece, Token) and piece.text else []
         if isinstance(piece, Result):
-            return self._parser.flush()
+            return self._parser.flush(is_ended=self._plan.is_ended(piece))
         found = self._parser.push(self._plan.text(piece))
         if found:  # a token that adds nothing yet belongs to the text before it
             self._is_reasoning = bool(found[-1].reasoning)

@@ -23,7 +23,14 @@ _ATOM = re.compile(  # one letter of a regular expression, or what is none
 
 
 def arguments(
-    source: Source, keys: Keys, schema: Any, end: str, root: Mapping[str, Any] | None = None, *, is_array: bool = False
+    source: Source,
+    keys: Keys,
+    schema: Any,
+    end: str,
+    root: Mapping[str, Any] | None = None,
+    *,
+    marks: Sequence[str] = (),
+    is_array: bool = False,
 ) -> Pieces[bool]:
     """Read arguments, told as a JSON object. Returns whether they are complete.
 
@@ -33,11 +40,12 @@ def arguments(
         schema: Of all of them, which tells the types of values without quotes.
         end: The mark after them.
         root: The schema that holds this one, if it is another.
+        marks: What may come after a value, beside another key and the end; the mark of its end is text before anything else.
         is_array: Whether they are items of an array.
     """
     root = root or schema
     yield "[" if is_array else "{"
-    told, mark, between = list[str](), keys.before_key.strip(), keys.between.strip()
+    told, mark, between = list[str](), keys.before_key.strip().removesuffix('"'), keys.between.strip()
     while True:
         yield from source.spaces()
         if told and between and source.text.startswith(between):
@@ -52,11 +60,13 @@ def arguments(
         key, is_text = found
         yield ("," if told else "") + ("" if is_array else json.dumps(key, ensure_ascii=False) + ":")
         inner = _inner(schema, root, key, is_array=is_array)
-        if not (yield from _value(source, keys, key, inner, root, end, is_text=is_text)):
+        if not (yield from _value(source, keys, key, inner, root, (end, *marks), is_text=is_text)):
             return False
         told.append(key)
     if source.text.startswith(end):
         source.take(len(end))
+    elif source.is_ended and end.startswith(source.text.strip()):
+        source.text = ""
     elif source.is_whole:
         return False
     for key in () if is_array else (key for key in _left_out(schema, root, keys) if key not in told):
@@ -67,7 +77,7 @@ def arguments(
 
 
 def _value(
-    source: Source, keys: Keys, key: str, schema: Any, root: Mapping[str, Any], end: str, *, is_text: bool | None
+    source: Source, keys: Keys, key: str, schema: Any, root: Mapping[str, Any], ends: Sequence[str], *, is_text: bool | None
 ) -> Pieces[bool]:
     """Read a value, after which another argument or the end of all comes. Returns whether it ends."""
     allowed = types(schema, root)
@@ -83,12 +93,12 @@ def _value(
         yield from source.may_be(first := keys.before_key + keys.item + keys.before_text)
         if source.text.startswith(keys.before_key) and not source.text.startswith(after.strip()):
             is_array = source.text.startswith(first) and allowed != {"object"}
-            return (yield from arguments(source, keys, schema, after.strip(), root, is_array=is_array))
+            return (yield from arguments(source, keys, schema, after.strip(), root, marks=ends, is_array=is_array))
     yield from source.may_be(opening)
-    ending = _exactly(after)
+    ending = _marked(after, following := [keys.before_key.strip().removesuffix('"'), *ends])
     if opening and source.text.startswith(opening):
         source.take(len(opening))
-        is_text, ending = True, _followed(closing, keys, end) if keys.is_literal else _exactly(closing + after)
+        is_text, ending = True, _followed(closing, keys, ends[0]) if keys.is_literal else _marked(closing + after, following)
     if is_text:
         yield '"'
     held = yield from _up_to(source, *ending, is_text=is_text)
@@ -119,11 +129,18 @@ def _up_to(source: Source, ending: re.Pattern[str], half: re.Pattern[str], *, is
         yield None
 
 
-def _exactly(text: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """The ending that a text is, with the line break before it, and its half."""
-    mark, line = text.strip(), "\n?" if text.startswith("\n") else ""
-    half = "".join(f"(?:{re.escape(letter)}" for letter in mark[:-1]) + ")?" * len(mark[:-1])
-    return re.compile(line + re.escape(mark)), re.compile(rf"{line}{half}\Z")
+def _marked(text: str, following: Sequence[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """The ending that a text is, after the line break before it or before one of some marks, and its half."""
+    mark, line = re.escape(text.strip()), "\n" if text.startswith("\n") else ""
+    after = "|".join(re.escape(each) for each in following if each)
+    half_after = "|".join(_half(each) for each in following if each)
+    whole = rf"{mark}(?=\s*(?:{after}|(?:{half_after})\Z))" + (rf"|{line}{mark}" if line else "")
+    return re.compile(whole), re.compile(rf"(?:{line and line + '?'}{_half(text.strip()[:-1])}|{mark}\s*(?:{half_after}))\Z")
+
+
+def _half(text: str) -> str:
+    """A regular expression of the beginnings of a text."""
+    return "".join(f"(?:{re.escape(letter)}" for letter in text) + ")?" * len(text)
 
 
 def _followed(quote: str, keys: Keys, end: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
@@ -135,19 +152,19 @@ def _followed(quote: str, keys: Keys, end: str) -> tuple[re.Pattern[str], re.Pat
 
 def _key(source: Source, keys: Keys, start: int) -> Pieces[tuple[str, bool | None] | None]:
     """A key, and whether its value is marked as a string; None for that where nothing tells."""
-    as_text, as_value = re.escape(keys.before_text.rstrip("\n")), flexible(keys.before_value.rstrip("\n"))
+    as_text, as_value = ('"?' + flexible(text.rstrip("\n").removeprefix('"')) for text in (keys.before_text, keys.before_value))
     is_told = keys.before_text != keys.before_value
-    marks = rf"(?P<text>{as_text})|(?P<value>{as_value})" if is_told else as_value
+    marks = rf"(?P<text>{as_text})|(?P<value>{as_value})|(?P<untold>\"?>)" if is_told else as_value
     pattern = re.compile(rf"(?P<key>[^\n]*?)(?:{marks})")
     while (found := pattern.match(source.text, start)) is None or found.end() == len(source.text):
         if source.is_whole:
             return None
         yield None
-    is_text = (found["text"] is not None) if is_told else None
+    is_text = (found["text"] is not None) if is_told and found["untold"] is None else None
     source.take(found.end())
     if keys.before_text.endswith("\n"):
         source.text = source.text.removeprefix("\n")
-    return found["key"].strip(), is_text
+    return found["key"].strip(" \"'"), is_text
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:

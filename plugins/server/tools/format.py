@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 INDEX, ID, KEY, TYPE, NAMED = "\x01", "\x02", "\x03", "\x04", "\x05"
 """Placeholders: a call's number, its id, an argument's key, its JSON type, and a call's name where that is written twice."""
@@ -193,8 +193,8 @@ class ToolFormat:
         if not self.is_object:
             return ()
         begin = (self.begin.partition(":")[0] + ":",) if self.begin.startswith("{") else ()
-        objects = [before + f'{{"{self.name_key}":' for before in ("", "```json", "```", "<tools>", "<function_call>")]
-        return (*begin, *objects, '{"type":"function"')
+        objects = [before + f'{{"{self.name_key}":' for before in ("", "[", "```json", "```", "<tools>", "<function_call>")]
+        return (*begin, *objects, '{"type":"function"', '{"function":')
 
     @cached_property
     def around(self) -> str:
@@ -211,12 +211,16 @@ class ToolFormat:
         """The text before a call, up to the object or the arguments, with the group `name` where the name stands in it."""
         if self.is_object:
             outer = r'|\[|\{\s*"tool_calls"\s*:' if self.begin.startswith("{") or not self.begin else r"|\["
-            return re.compile(rf"(?:{self.around}{outer})*(?=\{{)")
+            return re.compile(rf"(?:{self.around}{outer}|\{{(?=\s*\{{))*(?=\{{)")
         loose = r"|\s*(?:[<\[`][^{]*)?(?=\{)" if self.keys is None and self.before_arguments.strip() else ""
         end = rf"(?=(?!{NAME})(?s:.))" if not self.before_arguments.strip() else ""
-        return re.compile(
-            rf"(?:{self.around})*?{flexible(self.lead)}\s*(?P<name>{NAME}+?)(?:{flexible(self.before_arguments)}{end}{loose})"
+        lead, prefix, quote = re.fullmatch(r"(?s)(.*?)((?<=>)\w+[.:])?(\"?)", self.lead).groups(default="")  # type: ignore[union-attr]
+        before = flexible(lead) + (rf"\s*(?:{re.escape(prefix)})?" if prefix else "") + r"\s*"
+        after = flexible(
+            self.before_arguments[len(quote) :] if self.before_arguments.startswith('"') else self.before_arguments
         )
+        around = r"[\"']?" if lead.endswith("=") or quote else ""
+        return re.compile(rf"(?:{self.around})*?{before}{around}(?P<name>{NAME}+?){around}(?:{after}{end}{loose})")
 
     @cached_property
     def next_head(self) -> str:
@@ -276,6 +280,24 @@ GENERIC = ToolFormat("generic", '{"name": "', '", "arguments": ', "}", begin='{"
 
 FORMATS = {each.name: each for each in (HERMES, LLAMA_3, QWEN_XML, LFM2, GRANITE, HARMONY, GENERIC)}
 """By name."""
+
+_JSON = ToolFormat("json", '{"name": "', '", "arguments": ', "}")
+
+
+def others(form: ToolFormat) -> tuple[ToolFormat, ...]:
+    """The forms that models fall back to, whatever their template writes: JSON, or Qwen's and Python's where that is JSON.
+
+    >>> [each.name for each in others(HERMES)]
+    ['qwen-xml', 'lfm2']
+    """
+    if form.final:
+        return ()
+    begin, end = form.begin + form.before_name, form.after_arguments + form.end
+    if not form.is_object:
+        return (evolve(_JSON, begin=begin, end=end),)
+    begin = begin[: -len(form.before_name)] + form.before_name.partition("{")[0]
+    return evolve(QWEN_XML, begin=begin, end=end), evolve(LFM2, begin=f"{begin}[", end=f"]{end}")
+
 
 _DESCRIBED = {  # what of a prompt with tools tells a form that the template does not write itself
     "<function=": QWEN_XML,

@@ -18,6 +18,8 @@ _SPACES = re.compile(r"\s*")
 _AFTER_STRING = re.compile(r"\s*(?:[,)\]}:=]|$)")
 _HEX = re.compile(r"[0-9a-fA-F]*")
 _CLOSING = {"{": "}", "[": "]"}
+_QUOTED = re.compile(r"'([^'\\\n]*)'")
+_DECODER = json.JSONDecoder(strict=False)
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 """The types of JSON schemas."""
 
@@ -33,10 +35,12 @@ class Source:
     Attributes:
         text: What of it is not read yet.
         is_whole: Whether no more will arrive.
+        is_ended: Whether that is so because the model ended it: what must still close is left out then.
     """
 
     text: str = ""
     is_whole: bool = False
+    is_ended: bool = False
 
     def take(self, n: int) -> str:
         """Read on."""
@@ -83,9 +87,9 @@ def value(source: Source, quote: str = "") -> Pieces[bool]:  # noqa: PLR0912 -- 
         if not source.is_whole and (not text or (quote and quote != text and quote.startswith(text))):
             yield None
             continue
-        if not text:
+        if not text and not (source.is_ended and stack and state in ("key", "more")):
             return False
-        if text[0] in "}])" or (not stack and text[0] in ",:="):
+        if not text or text[0] in "}])" or (not stack and text[0] in ",:="):
             if not stack:
                 return False
             source.take(1)
@@ -128,6 +132,30 @@ def whole(source: Source) -> str | None:
             return None
         found.append(piece)
     return "".join(found) if source.text or source.is_whole else None
+
+
+def decoded(text: str, at: int) -> tuple[str, int | None]:
+    """A string in JSON, or a word in single quotes, and where it ends; None where it does not.
+
+    >>> decoded('"ab": 1', 0), decoded("'ab': 1", 0), decoded('"a', 0)
+    (('ab', 4), ('ab', 4), ('', None))
+    """
+    if (word := _QUOTED.match(text, at)) is not None:
+        return word[1], word.end()
+    try:
+        found, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return "", None
+    return str(found).encode(errors="replace").decode(), end  # half of a surrogate pair could not be sent
+
+
+def as_object(written: str) -> str:
+    """Arguments as a JSON object: of a text that holds JSON that, and nothing of what is none."""
+    text, end = decoded(written, 0) if written.startswith('"') else (written, 0)
+    source = Source(text.strip(), is_whole=True)
+    if end is None or not source.text.startswith("{"):
+        return "{}"
+    return "".join(filter(None, value(source)))
 
 
 def _scalar(source: Source, quotes: tuple[str, ...], *, is_key: bool) -> Pieces[bool]:

@@ -1,34 +1,34 @@
 """`AnswerParser`: splits an answer, as it streams, into reasoning, content and calls of tools.
 
-Models seldom write exactly the text of their templates: white space, quotes and the order of a call's keys may differ. Text
-that cannot be read as a call is content. Arguments are told as a JSON object, however they are written. Text that could still
-change is held back and read again: the possible beginning of a mark, and a call whose name is still to come.
+Models seldom write exactly the text of their templates: white space, quotes, the order of a call's keys and even its form may
+differ, and what ends a call may be absent. Text that cannot be read as a call is content. Arguments are told as a JSON object.
+Text that could still change is held back and read again: the possible beginning of a mark, and a call whose name is to come.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Generator, Mapping, Sequence
-from json import JSONDecoder
 from typing import Any, TypeVar
 
 from attrs import evolve
 
 from augury.plugins.server.tools.arguments import arguments
 from augury.plugins.server.tools.delta import Delta
-from augury.plugins.server.tools.format import NAMED, Keys, ToolFormat, endings, flexible
-from augury.plugins.server.tools.notation import Pieces, Source, value, whole
+from augury.plugins.server.tools.format import NAMED, Keys, ToolFormat, endings, flexible, others
+from augury.plugins.server.tools.notation import Pieces, Source, as_object, decoded, value, whole
 
 _ARGUMENTS = {"arguments", "parameters"}
 _NAMES = {"name", "function"}
-_KEY = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
+_MARKS = ("<tool_call>", "<function=")  # of calls in any form
+_TAG = re.compile(r"</?[^\s<>]+>?")
+_KEY = re.compile(r"""[\s,]*("(?:[^"\\]|\\.)*"|'\w+')\s*:\s*""")
 _CLOSING = re.compile(r"[\s,]*\}")
 _HALF_OBJECT = re.compile(r'\{\s*(?:"|$)')
 _N_HEAD = 400  # characters within which a mark is followed by a call's name, or is none
 _MESSAGE, _MESSAGE_ENDS = "<|message|>", ("<|end|>", "<|eom|>", "<|eot|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _HEADER = re.compile(r"<\|\w+\|>(assistant|analysis|commentary|final)?")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
-_DECODER = JSONDecoder(strict=False)
 
 _T = TypeVar("_T")
 _Reading = Generator[Delta | None, None, _T]
@@ -77,6 +77,10 @@ class AnswerParser:
         self._form, self._tags, self._tools, self._is_reasoning = form, tags, tools, is_reasoning
         self._has_tools = tools is None or bool(tools)
         self._source = Source(begun)  # with control tokens
+        self._others = others(form) if tools else ()
+        self._marks = (*form.triggers, *(_MARKS if form.is_object else ())) if self._has_tools else ()
+        leads = (lead for each in (form, *self._others) for lead in each.leads)
+        self._leads = (*leads, *(f"[{name}(" for name in tools or ())) if self._has_tools else ()
         self._n_calls = 0
         self._reading = self._messages() if form.final else self._parts()
 
@@ -90,9 +94,9 @@ class AnswerParser:
             told.append(delta)
         return told
 
-    def flush(self) -> list[Delta]:
-        """The rest, after the end of the answer."""
-        self._source.is_whole = True
+    def flush(self, *, is_ended: bool = False) -> list[Delta]:
+        """The rest, after the end of the answer; what ends a call may be absent where the model ended it."""
+        self._source.is_whole, self._source.is_ended = True, is_ended
         return self.push("")
 
     def _parts(self) -> _Reading[None]:
@@ -101,10 +105,9 @@ class AnswerParser:
         if self._has_tools and self._form.opened:
             if (yield from self._opened()):
                 return
-        elif (yield from self._leads()) and (yield from self._calls(is_marked=False)):
+        elif (yield from self._is_led()) and (yield from self._calls(is_marked=False)):
             return
-        triggers = self._form.triggers if self._has_tools else ()
-        while (yield from self._until("content", (*triggers, *self._frame))):
+        while (yield from self._until("content", (*self._marks, *self._frame))):
             text = self._source.text.lstrip()
             if framing := next((mark for mark in self._frame if text.startswith(mark)), None):
                 self._source.text = text.removeprefix(framing)
@@ -118,7 +121,7 @@ class AnswerParser:
         """Takes the mark that begins the text, which begins no call; control tokens are never said."""
         text = self._source.text
         n_spaces = len(text) - len(text.lstrip())
-        trigger = next(each for each in self._form.triggers if text.startswith(each, n_spaces))
+        trigger = next(each for each in self._marks if text.startswith(each, n_spaces))
         taken = self._source.take(n_spaces + len(trigger))
         if not trigger.startswith("<|"):
             yield _piece(kind, taken)
@@ -145,8 +148,7 @@ class AnswerParser:
             return False
         self._source.text = begun.removeprefix(opening)
         yield from self._source.spaces()
-        marks = (closing, *(self._form.triggers if self._has_tools else ()))
-        while (yield from self._until("reasoning", marks)):
+        while (yield from self._until("reasoning", (closing, *self._marks))):
             if self._source.text.lstrip().startswith(closing):
                 self._source.text = self._source.text.lstrip().removeprefix(closing)
                 break
@@ -154,7 +156,12 @@ class AnswerParser:
                 return True
             yield from self._said("reasoning")
         yield from self._source.spaces()
-        return False
+        yield from self._source.may_be(opening)
+        if not self._source.text.startswith(opening):
+            return False
+        self._is_reasoning = False
+        yield Delta(reasoning="\n")  # between two thoughts
+        return (yield from self._reasoning(opening, closing))
 
     def _is_closed(self, closing: str) -> _Reading[bool]:
         """Whether reasoning goes on after what may be a call, which then is none."""
@@ -184,14 +191,13 @@ class AnswerParser:
                 return bool(found)
             yield None
 
-    def _leads(self) -> _Reading[bool]:
+    def _is_led(self) -> _Reading[bool]:
         """Whether the text begins as calls do that nothing marks."""
-        leads = self._form.leads if self._has_tools else ()
         while True:
-            squeezed = "".join(self._source.text.lstrip()[:200].split())  # JSON that is indented
-            if any(squeezed.startswith(lead) for lead in leads):
+            squeezed = "".join(self._source.text.lstrip()[:400].split()).replace("'", '"')  # JSON that is indented
+            if any(squeezed.startswith(lead) for lead in self._leads):
                 return True
-            if self._source.is_whole or not any(lead.startswith(squeezed) for lead in leads):
+            if self._source.is_whole or not any(lead.startswith(squeezed) for lead in self._leads):
                 return False
             yield None
 
@@ -199,16 +205,19 @@ class AnswerParser:
         """The name of the call that the text begins with, arguments before it, and where it ends; None if there is no call."""
         while True:
             text = self._source.text
-            found = self._form.head.match(text)
-            if found is None and (
-                self._source.is_whole or self._n_calls or len(text) > _N_HEAD or (self._form.is_object and "{" in text)
-            ):
-                if self._source.is_whole or not self._n_calls:
+            for form in self._others:
+                if (found := form.head.match(text)) is None or (begun := self._begun(form, found)) is None:
+                    continue
+                if (name := begun[0]) is not None and name in (self._tools or ()):
+                    self._form, self._others = form, ()
+                    return name, *begun[1:]
+                if form.is_object and not is_marked:
                     return None
-            elif found is not None and not self._form.is_object:
-                begun: tuple[str | None, str | None, int] | None = (found["name"], None, found.end())
-            else:
-                begun = None if found is None else self._object(found.end())
+            found = self._form.head.match(text)
+            is_none = not self._n_calls and (len(text) > _N_HEAD or (self._form.is_object and "{" in text))
+            if found is None and (self._source.is_whole or is_none):
+                return None
+            begun = None if found is None else self._begun(self._form, found)
             if found is not None and begun is not None:
                 name, arguments, end = begun
                 is_any = (is_marked or self._n_calls) and bool(self._form.lead or self._form.is_object)
@@ -217,6 +226,10 @@ class AnswerParser:
             if self._source.is_whole:
                 return None
             yield None
+
+    def _begun(self, form: ToolFormat, found: re.Match[str]) -> tuple[str | None, str | None, int] | None:
+        """What a head tells: a name, arguments before it, and where it ends; None: not known yet."""
+        return self._object(found.end()) if form.is_object else (found["name"], None, found.end())
 
     def _calls(self, *, is_marked: bool) -> _Reading[bool]:
         """Calls, and the text after them. Returns whether there are any; otherwise nothing of the text is taken."""
@@ -243,7 +256,7 @@ class AnswerParser:
     def _is_half(self, rest: str) -> bool:
         """Whether an answer was cut off within a mark, or within a call before its name was told."""
         form, text = self._form, self._source.text
-        if self.is_cut or (form.is_object and _HALF_OBJECT.match(rest) and _decoded(rest, 0)[1] is None):
+        if self.is_cut or (form.is_object and _HALF_OBJECT.match(rest) and decoded(rest, 0)[1] is None):
             return True
         if not (form.end.strip() and form.end.strip() in text):
             begun = form.next_head
@@ -256,15 +269,18 @@ class AnswerParser:
         """The call that a JSON object is: its name, arguments before that, and where that ends; None: not known yet."""
         arguments, at, text = None, at + 1, self._source.text
         while (key := _KEY.match(text, at)) is not None:
-            known = _decoded(key[1], 0)[0]
-            if known in {self._form.name_key, "name"} and text.startswith('"', key.end()):
-                name, end = _decoded(text, key.end())
+            known = decoded(key[1], 0)[0]
+            if known in {self._form.name_key, *_NAMES} and text.startswith(("'", '"'), key.end()):
+                name, end = decoded(text, key.end())
                 return None if end is None else (name, arguments, end)
+            if known == "function" and text.startswith("{", key.end()):
+                at = key.end() + 1
+                continue
             source = Source(text[key.end() :], self._source.is_whole)
             if (found := whole(source)) is None:
                 return None
             at = len(text) - len(source.text)
-            arguments = _as_object(found) if self._is_arguments(known) else arguments
+            arguments = as_object(found) if self._is_arguments(known) else arguments
         return None if _CLOSING.match(text, at) is None else (None, None, at)
 
     def _is_arguments(self, key: str) -> bool:
@@ -274,11 +290,11 @@ class AnswerParser:
         while (closing := _CLOSING.match(self._source.text)) is None:
             if (key := _KEY.match(self._source.text)) is not None:
                 self._source.take(key.end())
-                is_read = not has_arguments and self._is_arguments(_decoded(key[1], 0)[0])
+                is_read = not has_arguments and self._is_arguments(decoded(key[1], 0)[0])
                 yield from self._arguments(is_read=is_read)
                 has_arguments |= is_read
             elif self._source.is_whole:
-                self._source.text, self.is_cut = "", True
+                self._source.text, self.is_cut = "", not (self._source.is_ended and has_arguments)
                 return
             else:
                 yield None
@@ -289,11 +305,22 @@ class AnswerParser:
     def _arguments(self, *, is_read: bool = True) -> _Reading[None]:
         """A value, told as a call's arguments; of a text that holds JSON that, as soon as it is complete."""
         yield from self._source.spaces()
+        if not self._form.is_object and (yield from self._is_over()):
+            yield Delta(call=self._n_calls, arguments="{}")
+            return
         is_streamed = self._source.text.startswith("{")
         held, is_complete = yield from self._told(value(self._source), is_held=not (is_read and is_streamed))
         self.is_cut |= not is_complete and (self._source.is_whole or not held)
         if is_read and not is_streamed and (is_complete or not self._source.is_whole):
-            yield Delta(call=self._n_calls, arguments=_as_object(held))
+            yield Delta(call=self._n_calls, arguments=as_object(held))
+
+    def _is_over(self) -> _Reading[bool]:
+        """Whether a call ends without arguments."""
+        source, form = self._source, self._form
+        texts = (form.after_arguments, form.between, form.begin + form.before_name, form.end)
+        for mark in (marks := tuple(filter(None, map(str.strip, texts)))):
+            yield from source.may_be(mark)
+        return source.text.startswith(marks) or (source.is_ended and not source.text)
 
     def _told(self, pieces: Pieces[bool], *, is_held: bool = False) -> _Reading[tuple[str, bool]]:
         """Tells pieces as a call's arguments, or holds them. Returns what is held, and whether they are complete."""
@@ -317,7 +344,8 @@ class AnswerParser:
             return
         schema = (self._tools or {}).get(name) or {}
         end = self._form.after_arguments.strip().split("\n")[0]
-        _, is_complete = yield from self._told(arguments(self._source, keys, schema, end))
+        marks = _TAG.findall(self._form.after_arguments + self._form.end + self._form.begin + self._form.before_name)
+        _, is_complete = yield from self._told(arguments(self._source, keys, schema, end, marks=marks))
         self.is_cut |= not is_complete
 
     def _messages(self) -> _Reading[None]:
@@ -370,22 +398,3 @@ def _recipient(header: str) -> str:
 
 def _piece(kind: str, text: str) -> Delta:
     return Delta(reasoning=text) if kind == "reasoning" else Delta(content=text)
-
-
-def _decoded(text: str, at: int) -> tuple[str, int | None]:
-    """A text in JSON, and where it ends; None where it does not."""
-    try:
-        found, end = _DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return "", None
-    return str(found).encode(errors="replace").decode(), end  # half of a surrogate pair could not be sent
-
-
-def _as_object(written: str) -> str:
-    """Arguments as a JSON object: of a text that holds JSON that, and nothing of what is none."""
-    with_text = written.startswith('"')
-    text, end = _decoded(written, 0) if with_text else (written, 0)
-    source = Source(text.strip(), is_whole=True)
-    if end is None or not source.text.startswith("{"):
-        return "{}"
-    return "".join(filter(None, value(source)))

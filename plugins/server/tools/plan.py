@@ -17,7 +17,7 @@ from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.learning import learn, probe_tools
 from augury.plugins.server.tools.parser import AnswerParser
 from augury.text.template_habits import arguments_of, with_ids
-from augury.types import Token
+from augury.types import Result, Token
 
 if TYPE_CHECKING:
     from augury.text.chat_template import ChatTemplate
@@ -59,6 +59,11 @@ class ChatPlan:
     def text(self, token: Token) -> str:
         """A token's text for the parser; of a control token that the format is written with its name."""
         return token.text or self._format.control.get(token.token, "")
+
+    def is_ended(self, result: Result) -> bool:
+        """Whether the model ended an answer by itself, by a token."""
+        tokenizer = self._format.tokenizer
+        return tokenizer is not None and result.finish_reason == "stop" and result.tokens[-1] in tokenizer.eog
 
 
 @define
