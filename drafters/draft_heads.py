@@ -8,8 +8,8 @@ become branches. A P-EAGLE head writes all tokens with one pass.
 
 The layers of a DFlash head keep keys and values of hidden states. A draft is one pass over the last token and masks in the
 places of the next ones. With a head of DFlash2, `draft-dflash` chooses in each place the one of the best tokens that goes best
-with the token drafted before. `draft-dspark` adds logits that depend on the token drafted before to those of each place, and
-its head may give the probability of its choice.
+with the token drafted before. `draft-dspark` adds logits that depend on the token drafted before to those of each place, or on
+all before with a head of Domino, and its head may give the probability of its choice.
 
 Sources: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test"; for
 branches by calibrated chances Li et al. 2024, "EAGLE-2"; Hui et al. 2026, "P-EAGLE: Parallel-Drafting EAGLE with Scalable
@@ -68,7 +68,8 @@ class DraftDflash(HeadDrafter):
 
     @classmethod
     def drafts_with(cls, file: ModelFile) -> bool:
-        return super().drafts_with(file) and ("markov_w1.weight" in file.tensors) is cls.corrects
+        is_corrected = not {"markov_w1.weight", "prefix_gru.weight"}.isdisjoint(file.tensors)
+        return super().drafts_with(file) and is_corrected is cls.corrects
 
     @classmethod
     def runner_of(cls, context: Context, encoder: Encoder, load: Callable[[str], Context], n_vocab: int) -> BlockRunner:
@@ -82,7 +83,7 @@ class DraftDflash(HeadDrafter):
         if (meant := drafter_for(context.info)) != cls.name:
             raise UnsupportedError(f"{context.info.name} is a head for {meant}; name that instead of {cls.name}")
         plans = ["transitions"] * block.has_transitions + ["confidence"] * block.has_confidence
-        plans += ["previous", "gate"] * (block.markov != "vanilla")
+        plans += ["previous", "gate"] * (block.markov != "vanilla") + ["projection"] * (block.markov == "domino")
         plans += ["predecessor", "successor", "selector"] if block.n_selected else []
         further = {plan: RowModel(load(plan)) for plan in plans}
         return BlockRunner(context, encoder, n_vocab=n_vocab, further=further)

@@ -31,8 +31,10 @@ class DraftBlock:
     n_unread: int  # first tokens of a block that predict nothing; 0: even the text's last one predicts the one after it
     norm: Norm | None  # of hidden states
     has_transitions: bool = False  # whether the plan `transitions` adds to the logits after a token, by that token
-    # how it does: "vanilla" by the token, "gated" by what `gate` makes of it and the place, "rnn" also of all before
+    # how it does: "vanilla" by the token, "gated" by what `gate` makes of it and the place, "rnn" also of all before, and
+    # "domino" by a state of all before and the place
     markov: str = "vanilla"
+    n_uncorrected: int = 0  # so many first places do without
     n_selected: int = 0  # so many of the best tokens are judged anew, by the plans `predecessor`, `successor` and `selector`
     has_confidence: bool = False  # whether the plan `confidence` tells how sure the best token is
 

@@ -10,9 +10,9 @@ token and masks, which leaves nothing::
 
 Where a head predicts the next token at each position, "on" predicts token 4, and a mask less is given. Some heads
 add logits by the token before, place by place, as the draft is chosen: to all tokens (DSpark, which may also go by the place
-and by all tokens before), or to the best ones, which alone can be chosen then (DFlash2).
+and by all tokens before, as Domino does), or to the best ones, which alone can be chosen then (DFlash2).
 
-Source: DFlash, DFlash2 and DSpark (see `augury.plugins.architectures.draft_heads`), as llama.cpp's driver feeds them.
+Source: DFlash, DFlash2, DSpark and Domino (see `augury.plugins.architectures.draft_heads`), as llama.cpp's driver feeds them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BlockRunner(PartRunner):
         self._further = further
         self._features = ("output",) if {"selector", "confidence", "gate"} & further.keys() else ()
         self._n_judged = self._block.n_selected or N_JUDGED
-        self._states: dict[int, np.ndarray] = {}  # of a recurrent Markov head after a place, by its row of logits
+        self._states: dict[int, np.ndarray] = {}  # of a recurrent head after a place, by its row of logits
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """See `DraftRunner.draft`: one pass over the blocks of all slots, of which nothing stays."""
@@ -77,7 +77,7 @@ class BlockRunner(PartRunner):
             rows = np.array([starts[i] + step for i in writing])
             places = rows + [n_skipped[i] for i in writing]
             before = [written[i].tokens[-1] if step else int(requests[i].history[-1]) for i in writing]
-            judged, chosen, sure = self._after(logits, rows, best, hidden[places] if self._features else hidden, before)
+            judged, chosen, sure = self._after(logits, rows, best, hidden[places] if self._features else hidden, before, step)
             going_on = []
             for place, i in enumerate(writing):
                 if written[i].add(
@@ -141,11 +141,12 @@ class BlockRunner(PartRunner):
         return min(request.limit, room - self._block.n_unread)
 
     def _after(
-        self, logits: Pass, rows: np.ndarray, best: np.ndarray, hidden: np.ndarray, before: Sequence[int]
+        self, logits: Pass, rows: np.ndarray, best: np.ndarray, hidden: np.ndarray, before: Sequence[int], step: int
     ) -> tuple[Pass, np.ndarray, np.ndarray | None]:
         """Rows (m,) of logits after the tokens before, (m,) best tokens, and their probabilities, if the head gives them.
 
-        `best` are the best tokens of all rows; `hidden` (m, E) is there where a selector or confidence wants it.
+        `best` are the best tokens of all rows; `hidden` (m, E) is there where a selector or confidence wants it; `step` is the
+        place of all rows in their blocks.
         """
         further = self._further
         if not further:
@@ -156,14 +157,16 @@ class BlockRunner(PartRunner):
             np.put_along_axis(scores, ids, of_selected, axis=1)
             judged = ArrayPass(scores)
             return judged, judged.argmax(), None
-        added, states = self._transitions(rows, hidden, np.array(before, np.int32))
+        added, states = self._transitions(rows, hidden, np.array(before, np.int32), step)
         judged = ArrayPass(np.stack([logits.row(row) for row in rows.tolist()]) + added)
         if "confidence" not in further:
             return judged, judged.argmax(), None
         scores = further["confidence"].rows(np.hstack([hidden, states]))[:, 0].astype(np.float64)
         return judged, judged.argmax(), _logistic(scores)
 
-    def _transitions(self, rows: np.ndarray, hidden: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _transitions(
+        self, rows: np.ndarray, hidden: np.ndarray, before: np.ndarray, step: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """What is added to rows of logits (m, V) after the tokens before (m,), and the hidden states (m, R) of these.
 
         Source: deepseek-ai/DeepSpec, `GatedMarkovHead` and `RNNHead`.
@@ -171,6 +174,8 @@ class BlockRunner(PartRunner):
         further = self._further
         if "gate" not in further:
             return further["transitions"].rows_of_tokens(before)
+        if self._block.markov == "domino":
+            return self._recurrent(rows, hidden, before, step)
         previous = further["previous"].hidden_of(before)
         if self._block.markov == "gated":
             gate = further["gate"].rows(np.hstack([hidden, previous]))
@@ -182,6 +187,23 @@ class BlockRunner(PartRunner):
         state = kept * state + (1 - kept) * np.tanh(candidate)
         self._states |= zip(rows.tolist(), state, strict=True)
         return further["transitions"].rows(np.tanh(made)), previous
+
+    def _recurrent(self, rows: np.ndarray, hidden: np.ndarray, before: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """What Domino adds, and the states (m, R) of its gated recurrent unit after the tokens before; see `_transitions`.
+
+        Source: jianuo-huang/Domino, `dflash_generate`; the unit is PyTorch's `GRU`.
+        """
+        further, token = self._further, self._further["previous"].hidden_of(before)
+        none = np.zeros(further["gate"].n_in - token.shape[1], np.float32)
+        state = np.stack([self._states.get(row - 1, none) for row in rows.tolist()])
+        reset, kept, of_token, of_state = np.split(further["gate"].rows(np.hstack([token, state])), 4, axis=1)
+        kept = _logistic(kept)
+        state = kept * state + (1 - kept) * np.tanh(of_token + _logistic(reset) * of_state)
+        self._states |= zip(rows.tolist(), state, strict=True)
+        if step < self._block.n_uncorrected:
+            return np.zeros((1, 1), np.float32), state
+        made = further["projection"].rows(np.hstack([hidden, state]))
+        return further["transitions"].rows(made * _logistic(made)), state
 
     def _feeds(self, shares: Shares, n_rows: int, n_more: int) -> list[SlotInput]:
         """See `DraftRunner._feeds`; of a block the rows that predict are wanted."""

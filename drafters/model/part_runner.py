@@ -39,7 +39,7 @@ class RowModel:
 
     def __init__(self, context: Context) -> None:
         """Take over the model."""
-        self._context = context
+        self._context, self.n_in = context, context.info.n_embd  # values of a hidden state that it is given
         opened = context.open(np.zeros(1, np.int32), may_reuse=False)
         assert opened is not None
         self._slot = opened.slot
@@ -77,7 +77,7 @@ class Encoder(RowModel):
         """Take over the model that makes them, whose rows of logits they are."""
         super().__init__(context)
         self.names = names  # the target's features that they are made of, side by side; empty ones stand for zeros
-        self.width = context.info.n_embd // len(names)  # values of one of them
+        self.width = self.n_in // len(names)  # values of one of them
 
     def joined(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
         """Features (m, F) by name, side by side; of several residual streams the mean counts."""

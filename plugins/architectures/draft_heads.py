@@ -1,4 +1,4 @@
-"""Models that draft for another one, from hidden states of it: EAGLE-3, P-EAGLE, DFlash, DFlash2 and DSpark.
+"""Models that draft for another one, from hidden states of it: EAGLE-3, P-EAGLE, DFlash, DFlash2, DSpark and Domino.
 
 Source: llama.cpp, whose converter writes files of EAGLE-3 and DFlash.
 """
@@ -29,6 +29,7 @@ _UNTOLD = (
 _SIZE = 16  # of a block, where the file does not say it
 _MOST_TAPS = 64
 _MARKOV = "markov_head_type"
+_UNIT = "prefix_gru.weight"  # that only Domino's heads have
 
 
 class Eagle3(Architecture):
@@ -186,10 +187,13 @@ class DFlash(Architecture):
     tokens: all see each other and the text before. DSpark adds to the logits in each place the ones that the plan
     `transitions` has for the token before it, and its plan `confidence` gives how sure the choice is. Where its Markov head is
     gated or recurrent, `transitions` is given what `gate` makes of the place and of the row that `previous` has for the token.
+    Domino has a recurrent state of all tokens before: `gate` is given the token's embedding, of `previous`, and the state
+    before it; `projection` makes of the place and the state what `transitions` is given.
     DFlash2 has convolutions over the block, and judges the best tokens of each place anew: by the product of the rows of the
     plans `predecessor` and `successor` for the token before and for each of them, and of the place's output of `selector`.
 
-    Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036).
+    Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036); "Domino: Decoupling
+    Causal Modeling from Autoregressive Drafting in Speculative Decoding" (arXiv 2605.29707).
     """
 
     name = "dflash"
@@ -238,14 +242,15 @@ def _block(decoder: Decoder, further: Mapping[str, blocks.ModelPlan]) -> blocks.
         has_transitions="transitions" in further,
         n_selected=keys.count("selector_top_k", most=decoder.n_vocab) if "selector" in further else 0,
         markov=_markov(decoder),
+        n_uncorrected=keys.count("n_uncorrected", 0, least=0),
         has_confidence="confidence" in further,
     )
 
 
 def _markov(decoder: Decoder) -> str:
-    """The kind of DSpark's Markov head."""
-    if (kind := decoder.keys.text(_MARKOV, "vanilla")) not in ("vanilla", "gated", "rnn"):
-        decoder.keys.fail(_MARKOV, kind, "vanilla, gated or rnn")
+    """The kind of DSpark's Markov head, or Domino's in its place."""
+    if (kind := decoder.keys.text(_MARKOV, "vanilla")) not in ("vanilla", "gated", "rnn", "domino"):
+        decoder.keys.fail(_MARKOV, kind, "vanilla, gated, rnn or domino")
     return kind
 
 
@@ -313,9 +318,9 @@ def _is_causal(decoder: Decoder, layer: int) -> bool:
 
 
 def _further(decoder: Decoder, output: blocks.Output) -> dict[str, blocks.ModelPlan]:
-    """Further inputs of a place's choice: DSpark's logits by the token before and confidence, or DFlash2's selector."""
+    """Further inputs of a place's choice: logits by tokens before, DSpark's confidence, or DFlash2's selector."""
     file, keys, n_vocab, weight = decoder.file, decoder.keys, decoder.n_vocab, output.weight
-    if weight is None or not {"markov_w1.weight", "selector_hidden.weight"} & file.tensors.keys():
+    if weight is None or not {"markov_w1.weight", "selector_hidden.weight", _UNIT} & file.tensors.keys():
         return {}
 
     def plan(embedding: blocks.Embedding, name: str, n_out: int, tokens: blocks.Integers | None = None) -> blocks.ModelPlan:
@@ -327,6 +332,16 @@ def _further(decoder: Decoder, output: blocks.Output) -> dict[str, blocks.ModelP
         file.tensor(f"{name}.weight", (n_vocab, rank))
         return blocks.Embedding(f"{name}.weight", n_vocab, rank)
 
+    if _UNIT in file.tensors:
+        n_state, n_given = file.tensor(_UNIT).shape[0] // 4, file.tensor("correction_down.weight").shape[0]
+        token = blocks.Embedding(f"{decoder.embedding}.weight", n_vocab, decoder.n_embd, _scale_of_embedding(decoder))
+        given = blocks.Embedding(None, 1, decoder.n_embd + n_state)
+        return {
+            "previous": plan(token, decoder.embedding, n_vocab),
+            "gate": plan(given, "prefix_gru", 4 * n_state),
+            "projection": plan(given, "correction_down", n_given),
+            "transitions": plan(blocks.Embedding(None, 1, n_given), "correction_up", weight.n_out, output.tokens),
+        }
     if "markov_w1.weight" not in file.tensors:
         tables = {each: table(f"selector_{each}") for each in ("predecessor", "successor")}
         plans = {name: plan(each, f"selector_{name}", n_vocab) for name, each in tables.items()}

@@ -1,11 +1,12 @@
-"""Heads: EAGLE-3's and P-EAGLE's; DFlash's, JetSpec's causal ones, DFlash2's and DSpark's.
+"""Heads: EAGLE-3's and P-EAGLE's; DFlash's, JetSpec's causal ones, DFlash2's, DSpark's and Domino's.
 
 They say in different words which layers of the target they read. Here a number is that of the layer whose input it is, as in
 GGUF files: so do settings of EAGLE-3 heads at the top (vLLM, speculators); `eagle_config` (SGLang, NeMo) and DeepSpec number
 outputs.
 
 Source: SafeAILab/EAGLE, z-lab/dflash, hao-ai-lab/JetSpec, sgl-project/SpecForge, vllm-project/speculators,
-deepseek-ai/DeepSpec, NVIDIA-NeMo/Automodel: their models and settings; for P-EAGLE and DFlash2 vLLM's proposer and model, too.
+deepseek-ai/DeepSpec, jianuo-huang/Domino, NVIDIA-NeMo/Automodel: their models and settings; for P-EAGLE and DFlash2 vLLM's
+proposer and model, too.
 """
 
 from __future__ import annotations
@@ -117,11 +118,11 @@ _SELECTOR = {
 
 
 def dflash(folder: Folder) -> Written:
-    """A DFlash, DFlash2 or DSpark head in GGUF's words; errors are those of `eagle3`."""
+    """A DFlash, DFlash2, DSpark or Domino head in GGUF's words; errors are those of `eagle3`."""
     config = folder.config
-    if (kind := config.get("projector_type")) not in (None, "dflash", "dspark"):
-        folder.fail(f"config.json sets projector_type to {kind!r}; known are dflash and dspark")
-    folder.refuse(("fc_layernorm", "pure_draft_prefix_len", "shift_label"))
+    if (kind := config.get("projector_type")) not in (None, "dflash", "dspark", "domino"):
+        folder.fail(f"config.json sets projector_type to {kind!r}; known are dflash, dspark and domino")
+    folder.refuse(("fc_layernorm", *(() if kind == "domino" else ("pure_draft_prefix_len", "shift_label"))))
     n_layers = folder.count("num_hidden_layers")
     head = Written(folder, "dflash")
     head.sizes(n_layers, turns_pairs=False)
@@ -141,6 +142,8 @@ def dflash(folder: Folder) -> Written:
     head.describe("DFlash head")
     _convolutions(head, n_layers)
     _markov(head)
+    if kind == "domino":
+        _domino(head)
     return head
 
 
@@ -202,3 +205,20 @@ def _markov(head: Written) -> None:
     if has_confidence:
         head.take("confidence_head.proj.weight", "conf_proj.weight")
         head.take("confidence_head.proj.bias", "conf_proj.bias")
+
+
+def _domino(head: Written) -> None:
+    """Domino's logits by all tokens before, which its first places do without; the products of its unit become one."""
+    folder = head.folder
+    of_token, of_state = (np.split(folder.take(f"prefix_gru.weight_{each}_l0").floats(), 3) for each in ("ih", "hh"))
+    joined = [np.hstack(each) for each in zip(of_token[:2], of_state[:2], strict=True)]
+    apart = [np.hstack([of_token[2], 0 * of_state[2]]), np.hstack([0 * of_token[2], of_state[2]])]
+    head.tensors["prefix_gru.weight"] = as_tensor("prefix_gru.weight", np.concatenate([*joined, *apart]))
+    head.take("embed_proj.0.weight", "correction_down.weight")
+    head.take("embed_proj.2.weight", "correction_up.weight")
+    head.describe("Domino head")
+    head.set(
+        markov_head_type="domino",
+        n_uncorrected=folder.count("pure_draft_prefix_len", 0, least=0),
+        sample_from_anchor=bool(folder.config.get("shift_label")),
+    )

@@ -39,9 +39,9 @@ def test_what_may_follow_alternatives_of_dflash2_is_what_would_follow_them_if_th
     other = written.candidates[0][1][0]  # as if it were drafted in the first place
     after, judged = made.runner._after, []
 
-    def forced(logits, rows, best, hidden, before):
+    def forced(logits, rows, best, hidden, before, step):
         before = [other] if len(judged) == 1 else before
-        judged.append(after(logits, rows, best, hidden, before))
+        judged.append(after(logits, rows, best, hidden, before, step))
         return judged[-1]
 
     monkeypatch.setattr(made.runner, "_after", forced)

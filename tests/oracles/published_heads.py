@@ -111,6 +111,10 @@ def dflash_tensors(config: dict, n_features: int, n_vocab: int, *, seed: int = 1
             if flat.get("markov_head_type") == kind:
                 made |= {f"markov_head.{gate}.weight": draw(n_out, n_in), f"markov_head.{gate}.bias": draw(n_out) - 1}
         made |= {"confidence_head.proj.weight": draw(1, E + rank), "confidence_head.proj.bias": draw(1)}
+    if n_state := flat.get("gru_hidden_dim"):
+        made |= {"prefix_gru.weight_ih_l0": draw(3 * n_state, E), "prefix_gru.weight_hh_l0": draw(3 * n_state, n_state)}
+        made["embed_proj.0.weight"] = draw(flat["emb_dim"], E + n_state)
+        made["embed_proj.2.weight"] = draw(n_vocab, flat["emb_dim"])
     return made
 
 
@@ -173,7 +177,7 @@ class _Model:
         return x * np.cos(angles) + turned * np.sin(angles)
 
     def part(self, at: str, which: str, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
-        y = self.linear(f"{at}self_attn.{which}_proj", x).reshape(len(x), -1, self.config["head_dim"])
+        y = self.linear(f"{at}self_attn.{which}_proj", x).reshape(len(x), -1, self.config.get("head_dim", D))
         if f"{at}self_attn.{which}_norm.weight" in self.tensors:
             y = self.norm(f"{at}self_attn.{which}_norm", y)
         return y if positions is None else self.rope(y, positions)
@@ -260,7 +264,7 @@ class Eagle(_Model):
 
 
 class DFlash(_Model):
-    """DFlash of z-lab, speculators' and JetSpec's, DFlash2, and the DSpark of SpecForge, speculators and DeepSpec."""
+    """DFlash of z-lab, speculators' and JetSpec's, DFlash2, Domino, and the DSpark of SpecForge, speculators and DeepSpec."""
 
     def draft(self, features: np.ndarray, last: int, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Logits (n, V) of a block after a text of hidden states (T, n_features, E), and its last states (n, E)."""
@@ -308,6 +312,8 @@ class DFlash(_Model):
 
     def chosen(self, features: np.ndarray, last: int, n: int) -> tuple[list[int], np.ndarray]:
         """The tokens (n,) of a DSpark block, the likeliest of each place, and their logits; DeepSpec: `sample_block_tokens`."""
+        if "prefix_gru.weight_hh_l0" in self.tensors:
+            return self._by_state(features, last, n)
         logits, states = self.draft(features, last, n)
         tokens, state = [last], np.zeros(self.config["markov_rank"])
         for place in range(n):
@@ -321,6 +327,24 @@ class DFlash(_Model):
                 gate = 1 / (1 + np.exp(-gate))
                 state, latent = gate * state + (1 - gate) * np.tanh(candidate), np.tanh(made)
             logits[place] += self.linear("markov_head.markov_w2", latent)
+            tokens.append(int(logits[place].argmax()))
+        return tokens[1:], logits
+
+    def _by_state(self, features: np.ndarray, last: int, n: int) -> tuple[list[int], np.ndarray]:
+        """The same of a Domino block; jianuo-huang/Domino: `dflash_generate`, and `GRU` of PyTorch."""
+        is_shifted = bool(self.config.get("shift_label"))
+        logits, hidden = (each[not is_shifted :] for each in self.draft(features, last, n + (not is_shifted)))
+        tokens, state = [last], np.zeros(self.config["gru_hidden_dim"])
+        for place in range(n):
+            of_token = self.tensors["prefix_gru.weight_ih_l0"] @ self.tensors["embed_tokens.weight"][tokens[-1]]
+            (r, z, x), (r_h, z_h, x_h) = (
+                np.split(each, 3) for each in (of_token, self.tensors["prefix_gru.weight_hh_l0"] @ state)
+            )
+            reset, kept = 1 / (1 + np.exp(-r - r_h)), 1 / (1 + np.exp(-z - z_h))
+            state = (1 - kept) * np.tanh(x + reset * x_h) + kept * state
+            if place >= self.config.get("pure_draft_prefix_len", 0):
+                made = self.linear("embed_proj.0", np.concatenate([hidden[place], state]))
+                logits[place] += self.linear("embed_proj.2", made / (1 + np.exp(-made)))
             tokens.append(int(logits[place].argmax()))
         return tokens[1:], logits
 

@@ -85,6 +85,7 @@ DSPARK = {"architectures": ["Qwen3DSparkModel"], "markov_rank": 8, "confidence_h
 DSPARK |= {"mask_token_id": 127, "target_layer_ids": [-1, 0, 1]}
 LOCAL = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
 INNER = {"speculators_model_type": "dflash", "block_size": 6, "mask_token_id": 127, "aux_hidden_state_layer_ids": [2, 5, 7]}
+DOMINO = {"projector_type": "domino", "emb_dim": 24, "gru_hidden_dim": 8, "mask_token_id": 127, "target_layer_ids": [-1, 0, 1]}
 DFLASHES = {
     "z-lab": DFLASH | {"dflash_config": NAMED},
     "z-lab-window": DFLASH | {"dflash_config": NAMED} | LOCAL,
@@ -95,6 +96,8 @@ DFLASHES = {
     "dflash2": DFLASH
     | {"architectures": ["DFlash2DraftModel"], "dflash_config": NAMED}
     | {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4},
+    "domino": DFLASH | {"dflash_config": DOMINO | {"shift_label": True, "pure_draft_prefix_len": 2}},
+    "domino-unshifted": DFLASH | {"dflash_config": DOMINO},
     "dspark": DFLASH | DSPARK | NAMED,
     "dspark-gated": DFLASH | DSPARK | {"markov_head_type": "gated"},
     "dspark-rnn": DFLASH | DSPARK | {"markov_head_type": "rnn"},
@@ -238,7 +241,7 @@ def test_a_dflash_head_drafts_what_its_trainers_model_does(name, backend, tmp_pa
     logits, states = right.draft(features, 7, len(block))
     assert np.abs(passed.rows() - logits).max() < 1e-4
     assert np.abs(passed.features("output") - states).max() < 1e-4
-    assert plan.block.n_unread == (0 if name in ("dspark", "dspark-gated", "dspark-rnn") else 1)
+    assert plan.block.n_unread == (0 if name in ("domino", "dspark", "dspark-gated", "dspark-rnn") else 1)
     if plan.block.has_transitions and plan.block.markov == "vanilla":
         for token in (5, 90):
             found = loaded(file, backend, "transitions")[1].forward(Batch.chain(np.int32([token]))).rows()[0]
@@ -248,7 +251,7 @@ def test_a_dflash_head_drafts_what_its_trainers_model_does(name, backend, tmp_pa
 
 
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
-@pytest.mark.parametrize("name", ["dspark-gated", "dspark-rnn"])
+@pytest.mark.parametrize("name", ["dspark-gated", "dspark-rnn", "domino", "domino-unshifted"])
 def test_a_markov_head_corrects_each_place_as_its_trainers_model_does(name, backend, tmp_path):
     folder, right = dflash_folder(tmp_path / "head", name)
     made, n, judged = Rig("eagle3-llama", backend, model=folder), 5, []
