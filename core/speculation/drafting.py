@@ -338,10 +338,10 @@ class Drafting:
         """Tell a sequence's drafters the round's verdict."""
         start, proposals = perf_counter(), choice.proposals
         sequence, n_emitted = proposals.sequence, outcome.n_emitted
-        rule, emitted = sequence.speculation.rule, sequence.history[-n_emitted:].tolist()
+        rule, emitted = sequence.speculation.rule, sequence.history[-n_emitted:].astype(np.int64)
         if proposals.agreement is not None and proposals.by_drafter and rule.judges_by_text:
             if self.on_trials is not None:
-                guarded(self.on_trials, Trials(proposals, emitted))
+                guarded(self.on_trials, Trials(proposals, emitted.tolist()))
             if len(proposals.by_drafter) > 1 and proposals.tree.n:
                 proposals.tree.teach(proposals.agreement, emitted)
         proposals.counts = choice.counts(outcome.path) if choice.nodes else []
@@ -360,9 +360,9 @@ class Drafting:
             if guard.is_left_out:
                 continue
             if self._planner is not None:
-                truth = emitted
+                truth: Sequence[int] | np.ndarray = emitted
                 if proposal is not None and isinstance(rule, Synthetic):
-                    truth = rule.truth(proposal.draft, emitted, sequence.chance)
+                    truth = rule.truth(proposal.draft, emitted.tolist(), sequence.chance)
                 proposals.score(drafter, truth)
             n_offered = n_accepted if outcome.is_stopped else n_offered  # the tokens after its end were not rejected
             top: tuple[np.ndarray, ...] = ()

@@ -163,9 +163,9 @@ class JointTree(Generic[Proposer]):
             for each, at in zip(own, parents, strict=True)
         ]
 
-    def teach(self, agreement: Agreement, emitted: Sequence[int]) -> None:
+    def teach(self, agreement: Agreement, emitted: Sequence[int] | np.ndarray) -> None:
         """Let it learn from the emitted tokens."""
-        kernels.learn_agreement(self.nodes, self.chances_and_reach, self.n, np.array(emitted, np.int64), agreement.table)
+        kernels.learn_agreement(self.nodes, self.chances_and_reach, self.n, np.asarray(emitted, np.int64), agreement.table)
 
     def best_path(self) -> list[int]:
         """The nodes from the history on, each time to the child that was drawn, or else to the one of the highest `reach`."""
@@ -282,7 +282,7 @@ class SlotProposals:
                 self.drawn = [node for node in self.drawn if node in path]
         return self._reach
 
-    def score(self, drafter: RequestDrafter, emitted: Sequence[int]) -> None:
+    def score(self, drafter: RequestDrafter, emitted: Sequence[int] | np.ndarray) -> None:
         """Let a drafter's chances learn from the emitted tokens by its proposal, used or not. A forbidden token is no trial."""
         drafter.n_missed += len(emitted)
         drafter.n_right = 0
@@ -294,7 +294,7 @@ class SlotProposals:
             return
         every = own.above or own
         drafter.run, drafter.n_right = kernels.score(
-            *(tree.nodes, tree.chances_and_reach, tree.n, np.array(emitted, np.int64), proposal.nodes, proposal.buckets),
+            *(tree.nodes, tree.chances_and_reach, tree.n, np.asarray(emitted, np.int64), proposal.nodes, proposal.buckets),
             *(every.table, every.prior, own.table, own.prior, *own.learning, drafter.run),
         )
 
@@ -368,7 +368,10 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
     sizes, rows, end = [slot.tree.n for slot in slots], list[tuple[int, ...]](), 0
     if not any(sizes):  # nothing is proposed
         return Best([[] for _ in slots], [1.0] * len(slots))
-    reach, ranks = np.concatenate([slot.reach() for slot in slots]), np.full(sum(sizes), -1)
+    nodes, reach, ranks = slots[0].tree.nodes, slots[0].reach(), np.full(sum(sizes), -1)
+    if len(slots) > 1:
+        nodes = np.concatenate([slot.tree.nodes[:, :size] for slot, size in zip(slots, sizes, strict=True)], axis=1)
+        reach = np.concatenate([slot.reach() for slot in slots])
     for slot, size in zip(slots, sizes, strict=True):
         paid = sum([1 << i for i, each in enumerate(slot.tree.drafters) if each not in slot.lookups])
         for rank, node in enumerate(slot.drawn):
@@ -377,7 +380,7 @@ def best_nodes(slots: Sequence[SlotProposals], curve: PassCurve, *, replays_acce
         rows.append((start, end, slot.limit, slot.n_min, paid))
     is_chosen, expected = np.zeros(len(reach), np.bool_), np.ones(len(slots))
     kernels.choose(
-        np.concatenate([slot.tree.nodes[:, :size] for slot, size in zip(slots, sizes, strict=True)], axis=1),
+        nodes,
         reach,
         ranks,
         np.array(rows, np.int64),

@@ -339,9 +339,9 @@ class DraftPlanner:
         n_drafted = sum([len(choice.nodes) for choice, _ in rounds])
         plain_s, extra_s = pass_s, 0.0
         if n_drafted:
-            sizes = [n_plain, n_plain + n_replayed, n_plain + n_replayed + n_drafted]
-            plain_s, before_s, whole_s = self.costs.curves(sizes[-1], depth)[0, sizes].tolist()
-            extra_s = whole_s - before_s
+            n_before = n_plain + n_replayed
+            known, _ = self.costs.curves(n_before + n_drafted, depth)
+            plain_s, extra_s = float(known[n_plain]), float(known[n_before + n_drafted] - known[n_before])
         if not n_others and not n_replayed:  # such tokens have no logits, and cost less
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
         for profile in self.profiles:
