@@ -20,7 +20,9 @@ from augury.profile import Limits
 
 _JOIN_S = 5.0  # a thread that computes nothing returns within milliseconds
 _LINE = 64
-_N_WATCHED = 4  # threads whose processor time is looked at, for 1.5 us in every tape
+_N_WATCHED = 4  # threads whose processor time is looked at
+_CALM = 256  # tapes after an interruption, or the first, that are all watched, as a busy machine stays so
+_SELDOM = 16  # of later ones one in so many is: where a pass has emptied the caches, two clocks take 50 us
 _SLICE_S = 5e-4  # less than a system lets another program run
 _SHARE = 0.1  # of a tape: its threads idle a little for each other
 _READ_BYTES = 256 << 20  # more than caches hold
@@ -60,6 +62,7 @@ class Team:
             threads.append(thread)
         watched = threads[: _N_WATCHED - 1] if hasattr(time, "pthread_getcpuclockid") else []  # macOS has none
         self._clocks = [time.CLOCK_THREAD_CPUTIME_ID, *[time.pthread_getcpuclockid(each.ident or 0) for each in watched]]
+        self._n_calm = 0  # tapes since the last interruption that was seen
         self._n_displaced = 0  # times that a core was taken from this process
         self._was_displaced()
 
@@ -72,12 +75,17 @@ class Team:
             self._tape = tape
             address = address or tape.ctypes.data
             self.state["tape"], self.state["tape_end"] = address, address + tape.nbytes
+        self._n_calm += 1
+        if self._n_calm > _CALM and self._n_calm % _SELDOM:
+            kernels.lead(self.address)  # from here to its end no signal is handled
+            return
         start, before = perf_counter(), self._processor_s()
-        kernels.lead(self.address)  # from here to its end no signal is handled
+        kernels.lead(self.address)
         seconds = perf_counter() - start
         idle_s = seconds - (self._processor_s() - before)
         if idle_s > max(_SLICE_S, _SHARE * seconds) and self._was_displaced():
             interrupted.seconds += idle_s
+            self._n_calm = 0
 
     def _processor_s(self) -> float:
         """Seconds that its threads computed, or spun, so far, on average: the same work whichever of them does it."""

@@ -262,3 +262,27 @@ def test_more_threads_than_cores_cannot_each_have_one():
         NumbaCpu(NumbaCpuOptions(affinity="cores")).load(
             file, Llama.plans(file)["main"], ModelOptions(threads=n + 1), Progress()
         )
+
+
+def test_clocks_are_read_seldom_while_nothing_interrupts_and_in_every_tape_after_an_interruption(monkeypatch):
+    team, tape = Team(2), tape_of(np.zeros(1, np.int64), 1, 0)
+    watched, is_interrupted, n = [], False, 0
+
+    def processor_s():
+        watched.append(n)
+        return 0.0 if is_interrupted else time.perf_counter()  # no thread computed at all, or each all the time
+
+    monkeypatch.setattr(team, "_processor_s", processor_s)
+    monkeypatch.setattr(team, "_was_displaced", lambda: is_interrupted)
+    monkeypatch.setattr("augury.backends.numba_cpu.team._SLICE_S", 0.0)
+    while n < 400:
+        n += 1
+        team.run(tape)
+    assert sorted(set(watched)) == [*range(1, 257), *range(272, 401, 16)]
+    is_interrupted, before = True, interrupted.seconds
+    while n < 432:
+        n += 1
+        team.run(tape)
+    assert interrupted.seconds > before
+    assert sorted(set(watched))[-18:] == [400, *range(416, 433)], "the first that is watched finds it, then all are"
+    team.close()
