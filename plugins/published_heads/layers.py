@@ -138,22 +138,26 @@ class Written:
             )
 
     def _rope(self, head_dim: int) -> None:
-        """Set the frequencies of positions, and how they are scaled; two generations of settings say it differently."""
+        """Set the frequencies of positions, and how they are scaled; two generations of settings say it differently.
+
+        `mrope` deals pairs out to the axes of an image, which are all alike in a text.
+        """
         folder = self.folder
         stated = folder.section("rope_parameters") or folder.section("rope_scaling")
         stated = stated.get(_WINDOWED) or stated.get(_WHOLE) or stated
         base = float(stated.get("rope_theta") or folder.number("rope_theta", 10000.0))
         self.set(rope__freq_base=base)
         kind, factor = stated.get("rope_type") or stated.get("type") or "default", float(stated.get("factor") or 1.0)
-        n_ctx_original = stated.get("original_max_position_embeddings")
         if kind == "llama3":
             self.tensors["rope_freqs.weight"] = as_tensor("rope_freqs.weight", _llama3_divisors(head_dim, base, stated))
-        elif kind in ("linear", "yarn"):
+        elif kind == "yarn":
+            n_ctx = int(stated.get("original_max_position_embeddings") or folder.count("max_position_embeddings", 2048))
+            self.tensors["rope_freqs.weight"] = as_tensor("rope_freqs.weight", _yarn_divisors(head_dim, base, n_ctx, stated))
+            self.set(rope__scaling__attn_factor=_yarn_magnitude(factor, stated))
+        elif kind == "linear":
             self.set(rope__scaling__type=kind, rope__scaling__factor=factor)
-            if n_ctx_original:
-                self.set(rope__scaling__original_context_length=int(n_ctx_original))
-        elif kind != "default":
-            folder.fail(f"config.json sets positions of type {kind!r}; known are default, linear, llama3 and yarn")
+        elif kind not in ("default", "mrope"):
+            folder.fail(f"config.json sets positions of type {kind!r}; known are default, linear, llama3, mrope and yarn")
 
     def layer(self, i: int, prefix: str) -> None:
         """Take the tensors of a layer, whose names begin with `prefix` in the folder."""
@@ -190,3 +194,29 @@ def _llama3_divisors(head_dim: int, base: float, stated: dict[str, Any]) -> np.n
     turns = n_ctx / (2.0 * math.pi) * base ** (-np.arange(0, head_dim, 2) / head_dim)  # within the original context
     share = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return (1.0 / ((1.0 - share) / factor + share)).astype(np.float32)
+
+
+def _yarn_divisors(head_dim: int, base: float, n_ctx: int, stated: dict[str, Any]) -> np.ndarray:
+    """YaRN's divisors of frequencies, (D / 2,) float32: as Llama 3.1's, by the pair, with its own ends of what is between.
+
+    Source: `transformers`, modeling_rope_utils, `yarn`.
+    """
+    factor, pairs = float(stated.get("factor") or 1.0), np.arange(head_dim // 2)
+    turns = (float(stated.get(f"beta_{name}") or default) for name, default in (("fast", 32.0), ("slow", 1.0)))
+    low, high = (head_dim * math.log(n_ctx / (2.0 * math.pi * each)) / (2.0 * math.log(base)) for each in turns)
+    if stated.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0.0), min(high, head_dim - 1.0)
+    share = np.clip((pairs - low) / max(high - low, 0.001), 0.0, 1.0)
+    return (1.0 / (1.0 - share + share / factor)).astype(np.float32)
+
+
+def _yarn_magnitude(factor: float, stated: dict[str, Any]) -> float:
+    """The factor of YaRN's cosines and sines."""
+
+    def sharpness(multiplier: float) -> float:
+        return 1.0 + 0.1 * multiplier * math.log(factor) if factor > 1.0 else 1.0
+
+    if (own := stated.get("attention_factor")) is not None:
+        return float(own)
+    return sharpness(float(stated.get("mscale") or 1.0)) / sharpness(float(stated.get("mscale_all_dim") or 0.0))

@@ -167,14 +167,17 @@ class _Model:
         """(n, heads, D) turned by halves, as `rotate_half` of transformers does."""
         n = x.shape[-1]
         frequencies = self.config["rope_theta"] ** (-np.arange(0, n, 2) / n)
-        if scaling := self.config.get("rope_scaling"):
+        scaling, magnitude = self.config.get("rope_scaling") or {}, 1.0
+        if scaling.get("rope_type") == "llama3":
             frequencies = _llama3(frequencies, scaling)
+        elif "yarn" in scaling.values():
+            frequencies, magnitude = _yarn(frequencies, self.config["rope_theta"], scaling)
         angles = positions[:, None, None] * np.concatenate([frequencies, frequencies])
         turned = np.concatenate([-x[..., n // 2 :], x[..., : n // 2]], -1)
         if self.config.get("model_type") in ("llama4_text", "ernie4_5_moe"):  # complex numbers of neighbours
             pairs = x.reshape(*x.shape[:-1], n // 2, 2) @ [1, 1j] * np.exp(1j * positions[:, None, None] * frequencies)
             return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape)
-        return x * np.cos(angles) + turned * np.sin(angles)
+        return magnitude * (x * np.cos(angles) + turned * np.sin(angles))
 
     def part(self, at: str, which: str, x: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
         y = self.linear(f"{at}self_attn.{which}_proj", x).reshape(len(x), -1, self.config.get("head_dim", D))
@@ -201,6 +204,25 @@ def _llama3(frequencies: np.ndarray, scaling: dict) -> np.ndarray:
     between = (1 - smooth) * frequencies / scaling["factor"] + smooth * frequencies
     slow = np.where(lengths > n_ctx / low, frequencies / scaling["factor"], between)
     return np.where(lengths < n_ctx / high, frequencies, slow)
+
+
+def _yarn(frequencies: np.ndarray, base: float, scaling: dict) -> tuple[np.ndarray, float]:
+    """Frequencies and the factor of cosines and sines; `_compute_yarn_parameters` of transformers."""
+    n, factor = 2 * len(frequencies), scaling["factor"]
+    n_ctx, is_whole = scaling["original_max_position_embeddings"], scaling.get("truncate", True)
+    ends = [
+        n * math.log(n_ctx / (scaling.get(key, default) * 2 * math.pi)) / (2 * math.log(base))
+        for key, default in (("beta_fast", 32), ("beta_slow", 1))
+    ]
+    low, high = (math.floor(ends[0]), math.ceil(ends[1])) if is_whole else ends
+    low, high = max(low, 0), min(high, n - 1)
+    scaled = [
+        each * (1 - ramp) + each / factor * ramp
+        for each, ramp in ((each, min(max((i - low) / (high - low), 0), 1)) for i, each in enumerate(frequencies))
+    ]
+    by, by_all = (0.1 * scaling[key] * math.log(factor) + 1 if key in scaling else None for key in ("mscale", "mscale_all_dim"))
+    magnitude = scaling.get("attention_factor") or (by / by_all if by and by_all else 0.1 * math.log(factor) + 1)
+    return np.array(scaled), magnitude
 
 
 class Eagle(_Model):

@@ -49,10 +49,15 @@ SPECULATORS = {
     "speculators_config": {"verifier": {"name_or_path": "someone/model"}},
 }
 SPECFORGE = {**FLAT, "architectures": ["LlamaForCausalLMEagle3"]}
+YARN = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
 EAGLES = {
     "original": FLAT | {"architectures": ["LlamaForCausalLM"], "rope_scaling": LLAMA3},
     "specforge": SPECFORGE | {"fc_norm": True, "norm_output": True, "eagle_config": {oracle.KEY: [1, 3, 4]}},
     "llama4": SPECFORGE | {"model_type": "llama4_text"},
+    "yarn": SPECFORGE | {"rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64}},
+    "yarn-mscale": SPECFORGE
+    | {"rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.5, "truncate": False, "beta_fast": 8, "beta_slow": 2}},
+    "mrope": SPECFORGE | {"rope_scaling": {"type": "mrope", "rope_type": "mrope", "mrope_section": [4, 6, 6]}},
     "biases": SPECFORGE | {"attention_bias": True, "sliding_window": 5, oracle.KEY: [0, 1]},
     "speculators": SPECULATORS | {"norm_before_residual": True, "norm_before_fc": True, oracle.KEY: [0, 2, 4, 5]},
     "speculators-3.1": SPECULATORS
@@ -79,6 +84,7 @@ PEAGLES = {
     "peagle-vllm": SPECFORGE
     | {"ptd_token_id": 3, "eagle_config": {oracle.KEY: [-1, 0]}, "norm_before_fc": True, "num_hidden_layers": 2},
 }
+MIDLAYERS = ("original", "specforge", "llama4", "yarn", "yarn-mscale", "mrope", "biases", "peagle-vllm")
 DFLASH = {**NESTED, "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "block_size": 6}
 NAMED = {"mask_token_id": 127, "target_layer_ids": [1, 4, 6]}
 DSPARK = {"architectures": ["Qwen3DSparkModel"], "markov_rank": 8, "confidence_head_with_markov": True}
@@ -127,7 +133,7 @@ def of_target(name):
 def eagle_folder(path, name, **changes):
     """A folder of a head, the head in numpy, and which tokens its logits are of."""
     config, own = (EAGLES | PEAGLES)[name] | changes, {}
-    first = "midlayer." if name in ("original", "specforge", "llama4", "biases", "peagle-vllm") else "layers.0."
+    first = "midlayer." if name in MIDLAYERS else "layers.0."
     outputs = config.get("target_layer_ids") or config.get("eagle_config", {}).get(oracle.KEY)
     n_features = len(config.get(oracle.KEY) or outputs or range(3))
     drawn = oracle.eagle_tensors(config, n_features, E, first=first)
