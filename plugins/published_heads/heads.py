@@ -109,6 +109,7 @@ def _masks(head: Written, n_in: int) -> None:
 _MASK = "tokenizer.ggml.mask_token_id"
 _CONVOLUTIONS = {"attention_conv": "attn_conv", "mlp_conv": "ffn_conv"}
 _SIZES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_OF_MASKS = "mask_embedding.pt"
 _GATES = {"vanilla": None, "gated": "gate_proj", "rnn": "joint_proj"}
 _SELECTOR = {
     "hidden_projection.weight": "selector_hidden.weight",
@@ -122,19 +123,22 @@ def dflash(folder: Folder) -> Written:
     config = folder.config
     if (kind := config.get("projector_type")) not in (None, "dflash", "dspark", "domino"):
         folder.fail(f"config.json sets projector_type to {kind!r}; known are dflash, dspark and domino")
+    if (folder.path / _OF_MASKS).exists():
+        folder.fail(f"{_OF_MASKS} has an embedding of masks in place of the target's, which is not supported")
     folder.refuse(("fc_layernorm", *(() if kind == "domino" else ("pure_draft_prefix_len", "shift_label"))))
     n_layers = folder.count("num_hidden_layers")
     head = Written(folder, "dflash")
     head.sizes(n_layers, turns_pairs=False)
     for i in range(n_layers):
         head.layer(i, f"layers.{i}.")
+        head.take_if_there(f"layers.{i}.self_attn.attention_sink_bias", f"blk.{i}.attn_sinks.weight")
     head.take("fc.weight", "fc.weight")
     head.take("hidden_norm.weight", "enc.output_norm.weight")
     head.take_ends()
     head.set(
         target_layers=np.array(_layers_of_dflash(folder, n_layers), np.int32),
         block_size=folder.count("block_size"),
-        attention__causal=bool(config.get("causal_head") or config.get("is_causal")),
+        attention__causal=bool(_is_causal(folder)),
         has_target_scale="token_embd.weight" not in head.tensors,  # of the target's embedding, where its family has one
     )
     _causal_windows(head)
@@ -157,11 +161,18 @@ def _layers_of_dflash(folder: Folder, n_layers: int) -> list[int]:
     return [number + 1 for number in folder.layer_ids(outputs)]
 
 
+def _is_causal(folder: Folder) -> bool | None:
+    """Whether tokens of the block see no later ones; None: nothing says it. JetSpec's name for it is the last one."""
+    return next(
+        (config for key in ("is_causal", "causal", "causal_head") if (config := folder.config.get(key)) is not None), None
+    )
+
+
 def _causal_windows(head: Written) -> None:
     """Of speculators' heads, layers with a window see no later token of the block, unless it is said that they do."""
     config, pattern = head.folder.config, head.metadata.get("dflash.attention.sliding_window_pattern")
     is_causal = "speculators_model_type" in config and not config.get("sliding_window_non_causal")
-    if is_causal and isinstance(pattern, np.ndarray):
+    if is_causal and _is_causal(head.folder) is None and isinstance(pattern, np.ndarray):
         head.set(attention__causal=pattern)
 
 

@@ -127,13 +127,17 @@ class Written:
         kinds, window = config.get("layer_types"), config.get("sliding_window")
         if config.get("use_sliding_window") is False and not kinds:
             window = None
+        if window is None and config.get("use_swa"):  # in what `transformers` leaves alone
+            window = config.get("swa_window_size")
         kinds = kinds or [_WHOLE if window is None else _WINDOWED] * n_layers
         if len(kinds) < n_layers or not {*kinds[:n_layers]} <= {_WINDOWED, _WHOLE}:
             self.folder.fail(f"config.json sets layer_types to {kinds!r:.80}, expected {_WHOLE} or {_WINDOWED} for each layer")
         is_windowed = np.array([kind == _WINDOWED for kind in kinds[:n_layers]])
         if is_windowed.any():
             self.set(
-                attention__sliding_window=self.folder.count("sliding_window"),
+                attention__sliding_window=self.folder.count(
+                    "sliding_window" if config.get("sliding_window") else "swa_window_size"
+                ),
                 attention__sliding_window_pattern=is_windowed,
             )
 

@@ -97,6 +97,8 @@ def dflash_tensors(config: dict, n_features: int, n_vocab: int, *, seed: int = 1
     made = {"fc.weight": draw(E, n_features * E), "hidden_norm.weight": draw(E), "norm.weight": draw(E)}
     for i in range(flat["num_hidden_layers"]):
         made |= _layer(draw, f"layers.{i}.", E, has_head_norms=True)
+        if flat.get("attention_sink_bias"):
+            made[f"layers.{i}.self_attn.attention_sink_bias"] = draw(H)
         if taps := flat.get("conv_kernel_size"):
             n_out = 2 * taps * (E // flat["conv_group_size"])
             for each in ("attention_conv", "mlp_conv"):
@@ -185,10 +187,12 @@ class _Model:
             y = self.norm(f"{at}self_attn.{which}_norm", y)
         return y if positions is None else self.rope(y, positions)
 
-    @staticmethod
-    def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, is_seen: np.ndarray) -> np.ndarray:
+    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, is_seen: np.ndarray, sinks: str = "") -> np.ndarray:
         k, v = (np.repeat(each, q.shape[1] // each.shape[1], axis=1) for each in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1]) + np.where(is_seen, 0.0, -np.inf)
+        if sinks in self.tensors:  # of each head, as scores of a key without a value
+            own = np.broadcast_to(self.tensors[sinks][:, None, None], (*scores.shape[:2], 1))
+            scores, v = np.concatenate([scores, own], -1), np.concatenate([v, 0 * v[:1]])
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v).reshape(len(q), -1)
 
@@ -296,22 +300,23 @@ class DFlash(_Model):
         tokens = np.full(n, self.config["mask_token_id"])
         tokens[0] = last
         h, every = self.tensors["embed_tokens.weight"][tokens], np.concatenate([before, inside])
-        kinds = self.config.get("layer_types") or ["full_attention"] * self.config["num_hidden_layers"]
+        usual = "sliding_attention" if self.config.get("use_swa") else "full_attention"
+        kinds = self.config.get("layer_types") or [usual] * self.config["num_hidden_layers"]
         for i, kind in enumerate(kinds):
             at = f"layers.{i}."
             is_seen = np.ones((n, n_text + n), bool)
             is_local = kind == "sliding_attention"
             if is_local:
-                is_seen &= inside[:, None] - every < self.config["sliding_window"]
+                is_seen &= inside[:, None] - every < (self.config.get("sliding_window") or self.config["swa_window_size"])
             is_of_speculators = "speculators_model_type" in self.config
-            if self.config.get("causal_head") or (
+            if self.config.get("causal", self.config.get("causal_head")) or (
                 is_of_speculators and is_local and not self.config.get("sliding_window_non_causal")
             ):
                 is_seen &= inside[:, None] >= every
             x, finish = self.convolved(f"{at}attention_conv", self.norm(f"{at}input_layernorm", h))
             k = np.concatenate([self.part(at, "k", given, before), self.part(at, "k", x, inside)])
             v = np.concatenate([self.part(at, "v", given), self.part(at, "v", x)])
-            mixed = self.attend(self.part(at, "q", x, inside), k, v, is_seen)
+            mixed = self.attend(self.part(at, "q", x, inside), k, v, is_seen, f"{at}self_attn.attention_sink_bias")
             h = h + finish(self.linear(f"{at}self_attn.o_proj", mixed))
             x, finish = self.convolved(f"{at}mlp_conv", self.norm(f"{at}post_attention_layernorm", h))
             h = h + finish(self.mlp(at, x))

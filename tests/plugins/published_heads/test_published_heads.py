@@ -95,6 +95,18 @@ DOMINO = {"projector_type": "domino", "emb_dim": 24, "gru_hidden_dim": 8, "mask_
 DFLASHES = {
     "z-lab": DFLASH | {"dflash_config": NAMED},
     "z-lab-window": DFLASH | {"dflash_config": NAMED} | LOCAL,
+    "causal": DFLASH | {"dflash_config": NAMED | {"causal": True}},
+    "swa": DFLASH
+    | {"dflash_config": NAMED | {"use_swa": True, "swa_window_size": 7, "causal": False}, "sliding_window": None}
+    | {"layer_types": LOCAL["layer_types"]},
+    "nemotron": DFLASH
+    | {
+        "architectures": ["Qwen3DSparkModel"],
+        "markov_rank": 8,
+        "confidence_head_with_markov": True,
+        "attention_sink_bias": True,
+    }
+    | {"dflash_config": NAMED | {"use_swa": True, "swa_window_size": 7, "causal": True}, "sample_from_anchor": False},
     "jetspec": DFLASH | {"dflash_config": NAMED | {"causal_head": True}},
     "speculators-dflash": INNER | {"transformer_layer_config": NESTED | LOCAL | {"num_hidden_layers": 2}},
     "speculators-both-ways": INNER
@@ -383,6 +395,13 @@ def test_what_is_not_understood_is_refused_by_name(changes, tensors, match, tmp_
     oracle.write(tmp_path / "head", config, {name: each for name, each in drawn.items() if each is not None})
     with pytest.raises(AuguryError, match=match):
         open_model(tmp_path / "head", REGISTRY, Progress())
+
+
+def test_an_embedding_of_masks_beside_a_head_is_refused(tmp_path):
+    folder, _ = dflash_folder(tmp_path / "head", "z-lab")
+    (folder / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(UnsupportedError, match="has an embedding of masks in place of the target's"):
+        open_model(folder, REGISTRY, Progress())
 
 
 def test_other_models_and_damaged_folders_say_what_to_do(tmp_path):
