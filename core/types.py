@@ -200,7 +200,7 @@ class Verdict:
     Attributes:
         n_offered: Tokens of this drafter's proposal that were verified; 0 where it proposed nothing or none was chosen.
         n_accepted: How many of them the target agreed with and emitted.
-        n_emitted: Tokens that the round added to the history: accepted ones and the target's own.
+        n_emitted: Tokens that were added to the history since the verdict before: accepted ones and the target's own.
         is_used: Whether any of this drafter's tokens was verified.
         n_proposed: Tokens that the drafter proposed; more than `n_offered` where the proposal was cut or only scored.
         path: Which of the proposed tokens were accepted, rising; of a chain the first `n_accepted`.
