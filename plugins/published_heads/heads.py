@@ -43,7 +43,7 @@ def eagle3(folder: Folder) -> Written:
     is_single = first == "midlayer." and "layers.1.input_layernorm.weight" not in folder
     n_layers = 1 if is_single else folder.count("num_hidden_layers", 1)
     head = Written(folder, "eagle3")
-    head.sizes(n_layers, turns_pairs=config.get("model_type") not in ("llama4", "llama4_text"))  # which turns neighbours
+    head.sizes(n_layers, turns_pairs=True)
     for i in range(n_layers):
         prefix = first if i == 0 else f"layers.{i}."
         head.layer(i, prefix)
@@ -206,15 +206,14 @@ def _markov(head: Written) -> None:
     head.take("markov_head.markov_w1.weight", "markov_w1.weight")
     head.take("markov_head.markov_w2.weight", "markov_w2.weight")
     head.describe("DSpark head" if kind == "vanilla" else f"DSpark head, {kind}")
-    # DeepSpec's blocks draft from the first place on; SpecForge's never do, speculators' where they say so
-    is_deepspec = "Qwen3DSparkModel" in (config.get("architectures") or ())
-    head.set(sample_from_anchor=bool(config.get("sample_from_anchor", is_deepspec)))
+    # DeepSpec's and Liquid's blocks draft from the first place on; SpecForge's never do, speculators' where they say so
+    begins = not {"Qwen3DSparkModel", "Lfm2DSparkDraftModel"}.isdisjoint(config.get("architectures") or ())
+    head.set(sample_from_anchor=bool(config.get("sample_from_anchor", begins)))
     has_confidence = "confidence_head.proj.weight" in folder
-    if has_confidence and not config.get("confidence_head_with_markov", "speculators_model_type" in config):
-        folder.fail("its confidence does not depend on the token before, which is not supported")
     head.set(has_confidence_head=has_confidence)
     if has_confidence:
-        head.take("confidence_head.proj.weight", "conf_proj.weight")
+        if head.take("confidence_head.proj.weight", "conf_proj.weight").shape[-1] == folder.count("hidden_size"):
+            folder.fail("its confidence does not depend on the token before, which is not supported")
         head.take("confidence_head.proj.bias", "conf_proj.bias")
 
 

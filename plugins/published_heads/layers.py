@@ -49,7 +49,9 @@ class Written:
         name = folder.config.get("_name_or_path") or folder.path.resolve().name
         self.metadata: dict[str, object] = {"general.architecture": architecture, "general.name": str(name)}
         self.tensors: dict[str, Tensor] = {}
-        self._turned_by: int | None = None  # values of a head whose pairs are to be neighbours
+        # of heads whose rows are to be reordered: (2, D / 2) if those that rope turns together are half a head apart,
+        # (D / 2, 2) if they are neighbours
+        self._pairs: tuple[int, int] | None = None
         verifier = (folder.section("speculators_config").get("verifier") or {}).get("name_or_path")
         if target := verifier or folder.config.get("target_model_name_or_path"):
             self.metadata["general.base_model.0.name"] = str(target)
@@ -96,7 +98,7 @@ class Written:
     def sizes(self, n_layers: int, *, turns_pairs: bool) -> None:
         """Set the sizes of the layers, and their positions.
 
-        If `turns_pairs`, neighbours of a head are turned together, as llama's converted files have it.
+        If `turns_pairs`, neighbours of a head are to be turned together, as llama's converted files have it.
         """
         folder = self.folder
         folder.refuse(_REFUSED)
@@ -117,27 +119,30 @@ class Written:
             vocab_size=folder.count("vocab_size"),
             rope__dimension_count=head_dim,
         )
-        self._turned_by = head_dim if turns_pairs and not folder.config.get("rope_interleaved") else None
+        config = folder.config
+        are_neighbours = bool(config.get("rope_interleaved")) or config.get("rope_is_neox_style") is False
+        are_neighbours |= config.get("model_type") in ("llama4", "llama4_text")
+        if turns_pairs is not are_neighbours:
+            self._pairs = (head_dim // 2, 2) if are_neighbours else (2, head_dim // 2)
         self._windows(n_layers)
         self._rope(head_dim)
 
     def _windows(self, n_layers: int) -> None:
         """Set the layers that see a window only: those named, or all where one is in use and none are named."""
         config = self.folder.config
-        kinds, window = config.get("layer_types"), config.get("sliding_window")
+        kinds, window, key = config.get("layer_types"), config.get("sliding_window"), "sliding_window"
         if config.get("use_sliding_window") is False and not kinds:
             window = None
-        if window is None and config.get("use_swa"):  # in what `transformers` leaves alone
-            window = config.get("swa_window_size")
+        if window is None and config.get("swa_window_size"):  # where `transformers` clears the other
+            key = "swa_window_size"
+            window = config[key] if config.get("use_swa") else None
         kinds = kinds or [_WHOLE if window is None else _WINDOWED] * n_layers
         if len(kinds) < n_layers or not {*kinds[:n_layers]} <= {_WINDOWED, _WHOLE}:
             self.folder.fail(f"config.json sets layer_types to {kinds!r:.80}, expected {_WHOLE} or {_WINDOWED} for each layer")
         is_windowed = np.array([kind == _WINDOWED for kind in kinds[:n_layers]])
         if is_windowed.any():
             self.set(
-                attention__sliding_window=self.folder.count(
-                    "sliding_window" if config.get("sliding_window") else "swa_window_size"
-                ),
+                attention__sliding_window=self.folder.count(key),
                 attention__sliding_window_pattern=is_windowed,
             )
 
@@ -171,18 +176,18 @@ class Written:
                 self.take_if_there(f"{prefix}{name}", at)
             else:
                 self.take(f"{prefix}{name}", at)
-            if written in _TURNED and self._turned_by is not None and at in self.tensors:
-                self.tensors[at] = _interleaved(self.tensors[at], self._turned_by)
+            if written in _TURNED and self._pairs is not None and at in self.tensors:
+                self.tensors[at] = _reordered(self.tensors[at], self._pairs)
 
 
-def _interleaved(tensor: Tensor, head_dim: int) -> Tensor:
-    """The rows of a head in another order: the two that rope turns together, half a head apart, become neighbours.
+def _reordered(tensor: Tensor, pairs: tuple[int, int]) -> Tensor:
+    """The rows of a head in another order: the two that rope turns together become neighbours, or come to be half a head apart.
 
-    Source: llama.cpp's converter, whose files of this architecture have them so.
+    Source: llama.cpp's converter, in whose files they are neighbours in some architectures.
     """
     n_rows = tensor.shape[0]
     n_bytes = tensor.data.size // n_rows
-    rows = tensor.data.reshape(n_rows // head_dim, 2, head_dim // 2, n_bytes).swapaxes(1, 2)
+    rows = tensor.data.reshape(-1, *pairs, n_bytes).swapaxes(1, 2)
     data = np.ascontiguousarray(rows).reshape(-1)
     data.flags.writeable = False
     return evolve(tensor, data=data)

@@ -19,7 +19,7 @@ _EAGLE3 = (
     *("LlamaForCausalLMEagle3", "LlamaEagle3DraftModel", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator"),
     *("PEagleDraftModel", "PeagleLlamaForCausalLM", "Qwen3Eagle3Model"),
 )
-_DFLASH = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
+_DFLASH = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel", "Lfm2DSparkDraftModel")
 _BY_ARCHITECTURE = dict.fromkeys(_EAGLE3, "eagle3") | dict.fromkeys(_DFLASH, "dflash")
 
 

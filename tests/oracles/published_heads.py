@@ -176,7 +176,8 @@ class _Model:
             frequencies, magnitude = _yarn(frequencies, self.config["rope_theta"], scaling)
         angles = positions[:, None, None] * np.concatenate([frequencies, frequencies])
         turned = np.concatenate([-x[..., n // 2 :], x[..., : n // 2]], -1)
-        if self.config.get("model_type") in ("llama4_text", "ernie4_5_moe"):  # complex numbers of neighbours
+        are_neighbours = self.config.get("rope_is_neox_style") is False
+        if are_neighbours or self.config.get("model_type") in ("llama4_text", "ernie4_5_moe"):  # complex numbers
             pairs = x.reshape(*x.shape[:-1], n // 2, 2) @ [1, 1j] * np.exp(1j * positions[:, None, None] * frequencies)
             return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape)
         return magnitude * (x * np.cos(angles) + turned * np.sin(angles))

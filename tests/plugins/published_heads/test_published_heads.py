@@ -107,6 +107,9 @@ DFLASHES = {
         "attention_sink_bias": True,
     }
     | {"dflash_config": NAMED | {"use_swa": True, "swa_window_size": 7, "causal": True}, "sample_from_anchor": False},
+    "liquid": DFLASH
+    | {"architectures": ["Lfm2DSparkDraftModel"], "markov_rank": 8, "markov_head_type": "vanilla", "rope_is_neox_style": False}
+    | {"enable_confidence_head": True, "dflash_config": NAMED},
     "jetspec": DFLASH | {"dflash_config": NAMED | {"causal_head": True}},
     "speculators-dflash": INNER | {"transformer_layer_config": NESTED | LOCAL | {"num_hidden_layers": 2}},
     "speculators-both-ways": INNER
@@ -259,7 +262,7 @@ def test_a_dflash_head_drafts_what_its_trainers_model_does(name, backend, tmp_pa
     logits, states = right.draft(features, 7, len(block))
     assert np.abs(passed.rows() - logits).max() < 1e-4
     assert np.abs(passed.features("output") - states).max() < 1e-4
-    assert plan.block.n_unread == (0 if name in ("domino", "dspark", "dspark-gated", "dspark-rnn") else 1)
+    assert plan.block.n_unread == (0 if name in ("domino", "liquid", "dspark", "dspark-gated", "dspark-rnn") else 1)
     if plan.block.has_transitions and plan.block.markov == "vanilla":
         for token in (5, 90):
             found = loaded(file, backend, "transitions")[1].forward(Batch.chain(np.int32([token]))).rows()[0]
