@@ -121,9 +121,9 @@ class ChatTemplate:
                 is the answer's beginning: the text ends with it, and nothing closes it.
             tools: descriptions of tools that the model may call, which the template knows as `tools`.
             kwargs: more names that the template knows, such as `enable_thinking`.
-            is_fitted: fit the messages to what the template takes: the arguments of calls may be mappings or texts, a system
-                message becomes part of the user's first one where there is no such role, and what the template refuses is
-                tried in other words. Otherwise it gets them as they are.
+            is_fitted: fit the messages to what the template takes: the arguments of calls may be mappings or texts, system
+                messages that it has no place for are the user's, and what it refuses is tried in other words. Otherwise it gets
+                them as they are.
 
         Raises:
             OptionError: an argument is malformed, or the template refuses the messages, or to have the last one continued; or

@@ -24,6 +24,8 @@ _TOOLS = [{"type": "function", "function": {"name": name, "description": "Any.",
 _ABSENT = object()
 _STRANGE = (f"'{_KEY}'", f'\\"{_KEY}')  # of Python's form of a mapping, and of a text within a text
 _BETWEEN = "\n\n"
+_ANSWERED = "Done."  # what the assistant says where the user speaks right after a tool
+_TALK = (("user", _ASKED), ("system", _SYSTEM), ("system", "Xlater"))
 
 
 @frozen
@@ -76,11 +78,28 @@ class TemplateHabits:
         told = (self._write([{"role": "user", "content": _ASKED}], _TOOLS) or "").count(_NAMES[1])
         return one is None or (both is not None and both.count(_NAMES[1]) > told) or one.count(_NAMES[0]) == told
 
+    @cached_property
+    def _takes_later_system(self) -> bool:
+        """Whether a system message is written that comes after others, and does not take the place of the first."""
+        asked, first, later = ({"role": role, "content": text} for role, text in _TALK)
+        text = self._write([first, asked, later, asked], None)
+        return text is None or all(said in text for _, said in _TALK)
+
+    @cached_property
+    def _tells_calls_beside_text(self) -> bool:
+        """Whether calls are written that have text beside them, if they are without."""
+        asked, call = _called(self._of_calls, _NAMES[:1])
+        alone, beside = (self._write([asked, each], _TOOLS) for each in (call, {**call, "content": _SYSTEM}))
+        return alone is None or beside is None or _VALUE not in alone or _VALUE in beside
+
     def fitted(self, messages: Messages, tools: Tools) -> Iterator[tuple[list[Mapping[str, Any]], Tools]]:
         """The conversation as the template takes it, and further forms of it for a template that refuses."""
-        found = [self._message(message) for message in messages]
+        found = [each for message in messages for each in self._message(message)]
+        if any(message["role"] == "system" for message in found[1:]) and not self._takes_later_system:
+            found = _with_one_system(found)
         if found[0]["role"] == "system" and len(found) > 1 and not self.takes_system:
-            found = _into_first(found[0]["content"], found[1:])
+            first, *rest = _with_one_system(found)
+            found = _into_first(first["content"], rest)
         if any(len(message.get("tool_calls") or ()) > 1 for message in found) and not self._takes_several:
             found = _one_by_one(found)
         yield found, tools
@@ -88,7 +107,7 @@ class TemplateHabits:
             found = [{**message, "content": message.get("content") or ""} for message in found]
             yield found, tools
         if any(message["role"] == "system" for message in found[1:]):
-            found = [{**each, "role": "user"} if i and each["role"] == "system" else each for i, each in enumerate(found)]
+            found = _with_one_system(found)
             yield found, tools
         if tools and (whole := [_completed(tool) for tool in tools]) != list(tools):
             tools = whole
@@ -101,15 +120,21 @@ class TemplateHabits:
             yield found, tools
         if len(joined := _joined(found)) < len(found):
             yield joined, tools
+        if (in_turns := _joined(_in_turns(found))) != joined:
+            yield in_turns, tools
 
-    def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        calls = message.get("tool_calls")
-        if calls:
-            takes_text = self._of_calls.takes_text
-            message = {**message, "tool_calls": [_call(call, takes_text=takes_text) for call in calls]}
-        if message.get("content") is not None:
-            return message
-        return _with_content(message, self._of_calls.empty if calls else "")
+    def _message(self, message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        calls, content = message.get("tool_calls"), message.get("content")
+        if not calls:
+            yield message if content is not None else {**message, "content": ""}
+            return
+        takes_text = self._of_calls.takes_text
+        message = {**message, "tool_calls": [_call(call, takes_text=takes_text) for call in calls]}
+        if content and not self._tells_calls_beside_text:
+            yield {key: value for key, value in message.items() if key != "tool_calls"}
+            message = {"role": message["role"], "tool_calls": message["tool_calls"]}
+            content = None
+        yield message if content else _with_content(message, self._of_calls.empty)
 
 
 def _called(habits: _CallHabits, names: Sequence[str]) -> Messages:
@@ -161,6 +186,34 @@ def _with_content(message: Mapping[str, Any], content: Any) -> Mapping[str, Any]
     if content is _ABSENT:
         return {key: value for key, value in message.items() if key != "content"}
     return {**message, "content": content}
+
+
+def _with_one_system(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages whose first system messages are one, and whose later ones are the user's."""
+    n = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    first = [{**messages[0], "content": _BETWEEN.join(message["content"] for message in messages[:n])}] if n else []
+    return first + [{**each, "role": "user"} if each["role"] == "system" else each for each in messages[n:]]
+
+
+def _in_turns(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages that the user begins, in which the assistant answers what tools have told before the user goes on.
+
+    An answer of no call is the user's, as where a client has cut off what went before. Empty answers, as of an assistant that
+    was interrupted at once, are left out.
+    """
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        if message["role"] == "assistant" and not (message.get("content") or message.get("tool_calls")):
+            continue
+        before = found[-1] if found else {"role": "system"}
+        if message["role"] == "tool" and before["role"] != "tool" and not before.get("tool_calls"):
+            message = {"role": "user", "content": message.get("content") or ""}  # noqa: PLW2901
+        if message["role"] == "user" and (before["role"] == "tool" or before.get("tool_calls")):
+            found.append({"role": "assistant", "content": _ANSWERED})
+        elif message["role"] == "assistant" and before["role"] == "system":
+            found.append({"role": "user", "content": ""})
+        found.append(message)
+    return found if found and found[-1]["role"] != "system" else [*found, {"role": "user", "content": ""}]
 
 
 def _into_first(text: str, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

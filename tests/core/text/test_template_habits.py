@@ -123,6 +123,83 @@ def test_what_a_template_refuses_is_tried_in_other_words():
     assert rendered(IN_TURNS, [late, ASKED, ASKED]) == "[user]S\n\nQ\n\nQ"
 
 
+def turn(ids, names, answers, text=None):
+    """A message that calls tools, and their answers."""
+    calls = [
+        ({} if name is None else {"id": name}) | {"type": "function", "function": {"name": called, "arguments": "{}"}}
+        for name, called in zip(ids, names, strict=True)
+    ]
+    results = [
+        {"role": "tool", "content": answer} | ({} if name is None else {"tool_call_id": name})
+        for name, answer in zip(ids, answers, strict=True)
+    ]
+    return [{"role": "assistant", "content": text, "tool_calls": calls}, *results]
+
+
+A = {"role": "assistant", "content": "A"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% if loop.first or m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}",
+        (
+            "{% set ns = namespace(s='') %}{% for m in messages if m.role == 'system' %}{% set ns.s = m.content %}{% endfor %}"
+            "[system]{{ ns.s }}{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        ),
+    ],
+    ids=["dropped", "in place of the first"],
+)
+def test_system_messages_that_a_template_would_not_write_are_the_user_s_or_one(source):
+    first, late = ({"role": "system", "content": text} for text in ("S", "L"))
+    assert rendered(source, [first, ASKED]) == "[system]S[user]Q"
+    assert rendered(source, [first, ASKED, A, late]) == "[system]S[user]Q[assistant]A[user]L"
+    assert rendered(source, [first, late, ASKED]) == "[system]S\n\nL[user]Q"
+
+
+def test_calls_that_a_template_would_not_write_beside_text_follow_it():
+    source = CALLS.format(content="{{ m.content or '' }}", arguments=ARGUMENTS["as objects"])
+    source = source.replace("m.tool_calls or []", "(m.tool_calls if m.tool_calls and m.content is none else [])")
+    talk = [ASKED, calling({"x": 1}, content="Look."), {"role": "tool", "tool_call_id": "1", "content": "42"}]
+    expected = '<user>Q<assistant>{}[f {{"x": 1}}]<tool>42'
+    assert rendered(source, talk, add_generation_prompt=False) == expected.format("Look.<assistant>")
+    talk[1] = calling({"x": 1}, content="")
+    assert rendered(source, talk, add_generation_prompt=False) == expected.format("")
+
+
+STRICT = (
+    "{% set ns = namespace(n=0) %}{% for m in messages %}[{{ m.role }}]{% if m.role == 'tool' %}"
+    "{% if not (messages[loop.index0 - 1].tool_calls or messages[loop.index0 - 1].role == 'tool') %}"
+    "{{ raise_exception('told unasked') }}{% endif %}"
+    "{% elif m.role != 'system' and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('in turns') }}{% endif %}"
+    "{% if m.role == 'assistant' and not m.content %}{{ raise_exception('says nothing') }}{% endif %}"
+    "{% set ns.n = ns.n + 1 %}{% endif %}"
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"
+    "{% if not ns.n %}{{ raise_exception('nobody asks') }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("talk", "expected"),
+    [
+        ([ASKED, *turn("a", "f", ["42"]), ASKED], "[user]Q[assistant]f[tool]42[assistant]Done.[user]Q"),
+        ([ASKED, turn("a", "f", [""])[0], ASKED], "[user]Q[assistant]f[assistant]Done.[user]Q"),
+        ([ASKED, *turn("a", "f", ["42"]), A, ASKED], "[user]Q[assistant]f[tool]42[assistant]A[user]Q"),
+        ([{"role": "tool", "tool_call_id": "a", "content": "42"}, ASKED], "[user]42\n\nQ"),
+        ([A, ASKED], "[user][assistant]A[user]Q"),
+        ([ASKED, {"role": "assistant", "content": ""}, ASKED], "[user]Q\n\nQ"),
+        ([{"role": "system", "content": "S"}], "[system]S[user]"),
+        (
+            [ASKED, *turn("a", "f", ["42"]), {"role": "system", "content": "S"}, ASKED],
+            "[user]Q[assistant]f[tool]42[assistant]Done.[user]S\n\nQ",
+        ),
+    ],
+)
+def test_conversations_are_brought_into_the_turns_that_a_template_demands(talk, expected):
+    assert rendered(STRICT, talk) == expected
+
+
 def test_ids_are_short_where_a_template_demands_it():
     source = (
         "{% for m in messages %}[{{ m.role }}]{% for c in m.tool_calls or [] %}"
@@ -142,19 +219,6 @@ ONE_CALL = (
     "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
     "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{{ m.content or '' }}{% endfor %}"
 )
-
-
-def turn(ids, names, answers, text=None):
-    """A message that calls tools, and their answers."""
-    calls = [
-        ({} if name is None else {"id": name}) | {"type": "function", "function": {"name": called, "arguments": "{}"}}
-        for name, called in zip(ids, names, strict=True)
-    ]
-    results = [
-        {"role": "tool", "content": answer} | ({} if name is None else {"tool_call_id": name})
-        for name, answer in zip(ids, answers, strict=True)
-    ]
-    return [{"role": "assistant", "content": text, "tool_calls": calls}, *results]
 
 
 @pytest.mark.parametrize("ids", [("a", "b"), (None, None)], ids=["repeated", "missing"])
