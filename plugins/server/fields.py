@@ -97,6 +97,7 @@ class TextPart(Fields):
 
     type: Literal["text"]
     text: str
+    cache_control: dict[str, Any] | None = Field(None, description="without effect: every prompt is cached as far as it can be")
 
 
 class RequestFields(Fields):

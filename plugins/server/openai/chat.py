@@ -26,6 +26,8 @@ from augury.types import Result, Token
 
 router = api_router()
 
+_UNTOLD = {"refusal", "annotations", "parsed", "reasoning_details", "cache_control"}  # of a message, to templates
+
 
 class RefusalPart(Fields):
     """A part of an answer in which a model refused, as other servers tell it."""
@@ -53,10 +55,12 @@ class Message(Fields):
     audio: None = None
     function_call: None = None
     parsed: Any = Field(None, description="without effect: OpenAI's packages add it to what was answered")
+    reasoning_details: Any = Field(None, description="without effect: OpenRouter's form of what `reasoning` tells")
+    cache_control: dict[str, Any] | None = Field(None, description="without effect: every prompt is cached")
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it."""
-        found = self.model_dump(exclude_none=True, exclude={"refusal", "annotations", "parsed"})
+        found = self.model_dump(exclude_none=True, exclude=_UNTOLD)
         if self.content is not None:
             found["content"] = text_of(self.content, "\n")  # as llama.cpp joins parts
         if self.role == "developer":  # OpenAI's newer word, which templates do not know

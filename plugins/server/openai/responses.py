@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 
 from augury.engine.params import PromptProgress
@@ -26,21 +27,24 @@ from augury.types import Result
 
 router = api_router()
 
+_ITEMS = Literal["message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"]
+_OF_OTHER_TOOLS = re.compile(r"\w+_(?:call|output|list_tools)")  # which models are not told of either
+
 
 class InputPart(Fields):
     """A part of a message. Texts are the only ones."""
 
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    text: str
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"]
+    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
     parsed: Any = Field(None, description="without effect: OpenAI's packages add it to what was answered")
 
 
 class InputItem(Fields):
-    """An earlier message, call of a tool, its result, or reasoning, as it was received."""
+    """An earlier message, call of a tool, its result, or reasoning, as it was received; `other` of tools of other types."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal[_ITEMS, "other"] = "message"
     id: str | None = None
     status: str | None = None
     role: str | None = None
@@ -50,9 +54,17 @@ class InputItem(Fields):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     parsed_arguments: Any = Field(None, description="without effect, as `parsed`")
     output: str | list[InputPart] | None = None
     phase: Literal["commentary", "final_answer"] | None = Field(None, description="without effect: no chat template knows it")
+
+    @classmethod
+    def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
+        kind = data.get("type")
+        if isinstance(kind, str) and kind not in get_args(_ITEMS) and _OF_OTHER_TOOLS.fullmatch(kind):
+            return {"type": "other"}
+        return super()._read(data)
 
 
 class TextFormat(Fields):
@@ -171,12 +183,13 @@ def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None
         if thought:
             messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
         return
-    if item.type == "function_call":
+    if item.type in ("function_call", "custom_tool_call"):
         if not follows:
             messages.append({"role": "assistant", "content": None})
-        call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+        arguments = item.arguments if item.input is None else {"input": item.input}
+        call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
         messages[-1].setdefault("tool_calls", []).append(call)
-    elif item.type == "function_call_output":
+    elif item.type in ("function_call_output", "custom_tool_call_output"):
         if item.output is None:
             raise RequestError(400, f"{where} lacks output", param=f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})

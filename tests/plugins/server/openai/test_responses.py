@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from augury.plugins.server.openai.responses import ResponsesRequest
+
 ASKED = {"model": "smollm2", "input": "Tell me about the sea.", "max_output_tokens": 16}
 TOOL = {
     "type": "function",
@@ -128,6 +130,29 @@ def test_tools_of_other_types_are_left_out_where_there_are_no_others(client, too
     assert [(each.status_code, each.json()) for each in found] == [(200, found[1].json())] * 2
 
 
+def messages_of(items):
+    return ResponsesRequest.model_validate({"input": [{"role": "user", "content": "Hi"}, *items]}).messages()[1:]
+
+
+def test_what_another_model_did_with_tools_of_other_types_is_left_out():
+    search = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "x"}}
+    shell = {"type": "local_shell_call", "call_id": "c", "status": "completed", "action": {"type": "exec", "command": ["ls"]}}
+    found = [{"type": f"{kind}_output", "call_id": "c", "output": "x"} for kind in ("local_shell_call", "tool_search")]
+    assert messages_of([search, shell, *found, {"type": "mcp_list_tools", "tools": []}]) == []
+    patched = [
+        {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "ok"}]},
+    ]
+    called, told = messages_of(patched)
+    assert called["tool_calls"][0]["function"] == {"name": "patch", "arguments": {"input": "*** Begin"}}
+    assert told == {"role": "tool", "tool_call_id": "c", "content": "ok"}
+
+
+def test_a_refusal_of_another_model_is_what_it_said():
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert messages_of([refused]) == [{"role": "assistant", "content": "No."}]
+
+
 @pytest.mark.parametrize("more", [{"input": []}, {"input": None}, {}], ids=str)
 def test_instructions_alone_are_a_conversation(client, more):
     found = client.post("/v1/responses", json={"instructions": "Greet.", "max_output_tokens": 1} | more)
@@ -146,6 +171,7 @@ def test_instructions_alone_are_a_conversation(client, more):
         ({"input": ""}, "input has 0 characters, expected at least 1"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input holds no message"),
         ({"input": [{"role": "user"}]}, "lacks its role or content"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type is 'item_reference'"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"input": "a b " * 600}, "exceeds the available context size of 512"),
     ],

@@ -188,6 +188,15 @@ def test_what_other_servers_answered_is_taken_back():
     ]
     (called,) = CountRequest.model_validate({"messages": [{"role": "assistant", "content": content}]}).conversation()
     assert (called["content"], called["tool_calls"][0]["function"]["name"]) == ("", "now")
+    marked = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]  # as clients of several servers write it
+    answer = {"role": "assistant", "content": "Yes.", "reasoning": "Hm.", "reasoning_details": [{"type": "reasoning.text"}]}
+    body = ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": marked, "cache_control": {"type": "ephemeral"}}, answer]}
+    )
+    assert [message.for_template() for message in body.messages] == [
+        ASKED,
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
+    ]
     messages = [{"role": "tool", "content": "noon", "name": "now"}]  # as Ollama's older clients write it
     (answer,) = conversation(OllamaRequest.model_validate({"model": "m", "messages": messages}).messages)
     assert answer["name"] == "now"
