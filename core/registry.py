@@ -112,6 +112,8 @@ class Registry:
         self.sources: dict[str, type[Source]] = {}
         self.formats: dict[str, type[FileFormat]] = {}
         self.constraints: dict[str, type[Constraint]] = {}
+        self._taken: dict[str, dict[str, PluginRecord]] = {kind: {} for kind in _KINDS}  # by kind, then by name or alias
+        self._keywords: dict[str, PluginRecord] = {}  # of constraints
         self._of_kind: dict[str, dict[str, Any]] = {
             kind: getattr(self, hook.removeprefix("augury_")) for kind, (hook, _) in _KINDS.items()
         }
@@ -181,21 +183,21 @@ class Registry:
             yield PluginRecord(kind, cls.name, cls, distribution, version)
 
     def _add(self, record: PluginRecord) -> None:
-        names = {record.name, *record.plugin.aliases}
-        for other in self.records:
-            if other.kind != record.kind:
-                continue
-            if names & {other.name, *other.plugin.aliases}:
-                raise PluginError(
-                    f"two {record.kind} plugins are called {record.name!r}: one of {_where(other)}, one of {_where(record)}; "
-                    f"uninstall one, or name those to load in {ALLOW_LIST}"
-                )
-            keyword = getattr(record.plugin, "keyword", None)
-            if keyword is not None and keyword == getattr(other.plugin, "keyword", None):
-                raise PluginError(
-                    f"two constraints have the keyword {keyword!r}: {other.name} of {_where(other)}, {record.name} of "
-                    f"{_where(record)}; uninstall one, or name those to load in {ALLOW_LIST}"
-                )
+        names, keyword = (record.name, *record.plugin.aliases), getattr(record.plugin, "keyword", None)
+        taken = self._taken[record.kind]
+        if (other := next((taken[name] for name in names if name in taken), None)) is not None:
+            raise PluginError(
+                f"two {record.kind} plugins are called {record.name!r}: one of {_where(other)}, one of {_where(record)}; "
+                f"uninstall one, or name those to load in {ALLOW_LIST}"
+            )
+        if keyword is not None and (other := self._keywords.get(keyword)) is not None:
+            raise PluginError(
+                f"two constraints have the keyword {keyword!r}: {other.name} of {_where(other)}, {record.name} of "
+                f"{_where(record)}; uninstall one, or name those to load in {ALLOW_LIST}"
+            )
+        taken.update(dict.fromkeys(names, record))
+        if keyword is not None:
+            self._keywords[keyword] = record
         self.records.append(record)
         self._of_kind[record.kind][record.name] = record.plugin
 

@@ -86,7 +86,12 @@ class _KeepModels(argparse.Action):
 def add_model_flags(
     parser: Parser, registry: Registry, argv: Sequence[str], *, n_slots: int | None, has_drafters: bool = True
 ) -> None:
-    """Add the flags of `Engine.load`; `n_slots` is the default of `-np`, None leaves that flag out."""
+    """Add the flags of `Engine.load`; `n_slots` is the default of `-np`, None leaves that flag out.
+
+    Where `argv` names another of augury's commands it adds none: to make hundreds of flags takes longer than some commands run.
+    """
+    if argv and parser.prog.startswith("augury ") and argv[0] not in (parser.prog.split()[1], "completion"):
+        return
     parser.foreign = FOREIGN_FLAGS
     parser.set_defaults(registry=registry, parallel=1, quiet=False, models=(), cache_ram=0, cache_disk=0)
     group = parser.add_argument_group("model")

@@ -243,7 +243,7 @@ def test_very_verbose_shows_every_draft(capsys, flag, n):
 
 def test_stats_show_drafting(capsys):
     words = [*HERE, "--temp", "0", "-n", "40", "--prompt-tokens", "4,5", "--spec-type", "ngram-simple:n=2,m=4", "--stats"]
-    code, out, err = run(capsys, "run", *words)
+    code, out, err = run(capsys, "run", *words, "--spec-fixed")
     assert code == 0
     assert "\x1b" not in out  # no terminal, no colours
     assert "accepted by position" in err
@@ -383,6 +383,15 @@ def test_plugins_say_which_backend_cannot_run_here_and_why(capsys, monkeypatch):
     told = {each["name"]: each["unavailable"] for each in json.loads(run(capsys, "plugins", "--json")[1])["plugins"]}
     assert (told["numba-cuda"], told["reference"]) == (reason, None)
     assert f"    cannot run here: {reason}" in run(capsys, "plugins")[1].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "has_flags"),
+    [(["run", "-p", "x"], {"run"}), (["list"], set()), (["completion", "zsh"], {"run", "chat"}), ([], {"run", "chat"})],
+)
+def test_flags_are_made_for_the_command_that_is_run(words, has_flags):
+    commands = make_parser(Registry.discover(), words)._subparsers._group_actions[0].choices
+    assert {name for name in ("run", "chat") if {"--ctx-size", "--spec-type"} <= {*commands[name].flags}} == has_flags
 
 
 @pytest.mark.parametrize(("shell", "known"), [("bash", "--spec-type"), ("zsh", "--spec-type"), ("tcsh", "plugins")])
