@@ -10,7 +10,10 @@ import os
 import signal
 import sys
 from collections import Counter
+from functools import cache
+from importlib import metadata
 from itertools import combinations_with_replacement, islice
+from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory, gettempdir
 
@@ -20,6 +23,8 @@ from hypothesis import settings
 from augury.engine import prompt_files
 from augury.engine.sequence import RunningSequence
 from augury.testing.drafter.engines import miscounts
+from augury.text import chat_template
+from augury.text.renderer import Renderer
 
 SEED = 12
 
@@ -40,6 +45,32 @@ def _counted():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunningSequence, "result", result)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _renderer():
+    """The chat templates of a process are rendered by one other, which takes longer to start than most tests."""
+    kept = Renderer()
+    kept.close = lambda: None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template, "Renderer", lambda: kept)
+        yield
+    Renderer.close(kept)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _entry_points():
+    """The entry points of the environment are read once for a `sys.path`: each registry would open a hundred files for them."""
+    find = metadata.entry_points
+    found = cache(lambda _path, _times, of: find(**dict(of)))
+
+    def entry_points(**of):
+        times = tuple(Path(each).stat().st_mtime_ns for each in sys.path if Path(each).exists())
+        return found(tuple(sys.path), times, tuple(of.items()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metadata, "entry_points", entry_points)
         yield
 
 

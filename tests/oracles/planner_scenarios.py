@@ -172,7 +172,8 @@ class Scenario:
                 ahead, late_s = self._draft_ahead(planner, choice, sources, position, pass_s)
             seconds += pass_s + late_s
             planner.observe_round([(choice, outcome)], DEPTH, 0, pass_s)
-            used = {request.every.index(each) for node in nodes for each in slot.tree.proposers[node]}
+            proposers = slot.tree.proposers if nodes else []
+            used = {request.every.index(each) for node in nodes for each in proposers[node]}
             self.rounds.append(Played(position, len(nodes), frozenset(used), any(not ask.k for ask in asks)))
             position += outcome.n_emitted
         return seconds

@@ -16,6 +16,7 @@ from augury.engine.engine import Engine
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.testing.toys import TINY_TARGET
 from augury.text.chat_template import ChatTemplate
+from augury.text.renderer import Renderer
 
 GREEDY = {"temperature": 0.0}
 
@@ -224,7 +225,8 @@ def test_an_engine_cannot_be_copied_into_another_process_or_object(engine, copie
         copied(engine)
 
 
-def test_a_closed_engine_takes_the_process_along_that_renders_templates():
+def test_a_closed_engine_takes_the_process_along_that_renders_templates(monkeypatch):
+    monkeypatch.setattr("augury.text.chat_template.Renderer", Renderer)  # not that of all tests
     with toy_engine() as engine:
         engine.chat_template = ChatTemplate("a")
         assert engine.chat_template.render([{"role": "user", "content": "b"}]) == "a"
