@@ -89,6 +89,8 @@ if SIMULATED:
     from augury.backends.numba_cuda.kernels.simulated_sums import add_products
     from augury.backends.numba_cuda.kernels.simulator import meet
 
+    _NEIGHBOURS = {step: np.arange(WARP) ^ step for step in (1, 2, 4, 8, 16)}  # by lane: the one so many lanes away
+
     def warp_max(value):
         """The largest of all lanes' floats; NaN if one is."""
         return meet(value, lambda values: [np.max(np.array(values, np.float32))] * WARP)
@@ -187,9 +189,9 @@ if SIMULATED:
 
     def _tree(values, steps):
         """The sums of each lane's value with the one so many lanes away, in float32."""
-        sums, lanes = np.array(values, np.float32), np.arange(WARP)
+        sums = np.array(values, np.float32)
         for step in steps:
-            sums = sums + sums[lanes ^ step]
+            sums = sums + sums[_NEIGHBOURS[step]]
         return sums
 
 else:
