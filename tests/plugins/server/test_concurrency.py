@@ -62,7 +62,7 @@ async def talk(server, expected, seed, n):
     """Ask n things, one after another; returns how many answers came whole, and how many requests were given up."""
     random = Random(seed)
     n_whole = n_left = 0
-    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=300, verify=False) as client:
         for i in random.choices(range(len(KINDS)), k=n):
             if random.random() < 0.3:
                 n_left += await leave(client, *KINDS[i], random.random() * 0.5)
@@ -73,7 +73,7 @@ async def talk(server, expected, seed, n):
 
 
 async def ask_one_by_one(server):
-    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=300, verify=False) as client:
         return [await said(client, *kind) for kind in KINDS]
 
 

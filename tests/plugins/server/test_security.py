@@ -23,11 +23,15 @@ KEY = {"Authorization": "Bearer two"}
 MARK = "Zanzibar-marmalade"
 
 
+APPS = {}  # by options: FastAPI takes longer to look through the routes of an app than the app takes to answer a test
+
+
 def in_process(options, url="http://server"):
     """A client of an app without a model, which has a route that fails."""
-    app = make_app(Models([Server(options, lambda _: None)]))
-    app.add_api_route("/static/fault", lambda: 1 // 0)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url=url)
+    if (name := repr(options)) not in APPS:
+        APPS[name] = make_app(Models([Server(options, lambda _: None)]))
+        APPS[name].add_api_route("/static/fault", lambda: 1 // 0)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(APPS[name], raise_app_exceptions=False), base_url=url)
 
 
 def test_every_promise_names_tests_that_exist():

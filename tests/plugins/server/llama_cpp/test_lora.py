@@ -19,9 +19,9 @@ PROMPT = [*range(1, 9)]
 def ask():
     paths = [adapters.adapter("llama-dense", number) for number in (0, 1)]
     server = Server(ServerOptions(params={"temperature": 0.0}), lambda _: None)
+    app = httpx.ASGITransport(make_app(Models([server])))
 
     async def answer(method, path, body):
-        app = httpx.ASGITransport(make_app(Models([server])))
         async with httpx.AsyncClient(transport=app, base_url="http://server") as client:
             return await client.request(method, path, json=body)
 

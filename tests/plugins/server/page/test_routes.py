@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -16,10 +17,15 @@ STATIC = Path(routes.__file__).resolve().parent / "static"
 FILES = sorted(path.name for path in STATIC.iterdir())
 
 
+@cache  # FastAPI takes longer to look through the routes of an app than the app takes to answer a test
+def app_of(**options):
+    return make_app(Models([Server(ServerOptions(**options), lambda _: None)]))
+
+
 def get(*paths, **options):
     async def ask():
-        app = make_app(Models([Server(ServerOptions(**{"api_keys": ("key",), **options}), lambda _: None)]))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        app = httpx.ASGITransport(app_of(**{"api_keys": ("key",), **options}))
+        async with httpx.AsyncClient(transport=app, base_url="http://server") as client:
             return [await client.get(path) for path in paths]
 
     return asyncio.run(ask())
