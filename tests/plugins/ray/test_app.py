@@ -51,6 +51,7 @@ def client(nodes):
     from augury.plugins.ray import cluster
 
     cluster.join(nodes.address)
+    serve.shutdown()  # another test's may be left, without proxies, which would stay as it is
     deployed(0.5)
     with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=READY_S) as found:
         end = time.monotonic() + READY_S
