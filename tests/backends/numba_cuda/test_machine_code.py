@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import machine_code
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.sample(0), pytest.mark.waits]  # of 0.8 GB of compiler
 
 def compiled(tmp_path, *words, program=machine_code):
     """What a program tells of kernels, whose machine code is kept for others of this run."""
+    assert find_spec("numba_cuda"), "CUDA's compiler is not installed; try python -m pip install --group cuda, or make test-all"
     out = tmp_path / "found.json"
     environment = {key: value for key, value in os.environ.items() if key != SIMULATOR}
     environment["XDG_CACHE_HOME"] = os.environ["TINY_MODELS"]
