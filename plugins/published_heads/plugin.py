@@ -18,6 +18,10 @@ _BY_TYPE = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dspark"
 _EAGLE3 = (
     *("LlamaForCausalLMEagle3", "LlamaEagle3DraftModel", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator"),
     *("PEagleDraftModel", "PeagleLlamaForCausalLM", "Qwen3Eagle3Model"),
+    *(
+        "Eagle3Qwen2_5vlForCausalLM",
+        "Eagle3Qwen3vlForCausalLM",
+    ),  # Llama's heads by the names of their targets, as vLLM has them
 )
 _DFLASH = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel", "Lfm2DSparkDraftModel")
 _BY_ARCHITECTURE = dict.fromkeys(_EAGLE3, "eagle3") | dict.fromkeys(_DFLASH, "dflash")

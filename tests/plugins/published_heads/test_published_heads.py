@@ -57,7 +57,9 @@ EAGLES = {
     "yarn": SPECFORGE | {"rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64}},
     "yarn-mscale": SPECFORGE
     | {"rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.5, "truncate": False, "beta_fast": 8, "beta_slow": 2}},
-    "mrope": SPECFORGE | {"rope_scaling": {"type": "mrope", "rope_type": "mrope", "mrope_section": [4, 6, 6]}},
+    "mrope": SPECFORGE
+    | {"rope_scaling": {"type": "mrope", "rope_type": "mrope", "mrope_section": [4, 6, 6]}}
+    | {"architectures": ["Eagle3Qwen2_5vlForCausalLM"]},
     "biases": SPECFORGE | {"attention_bias": True, "sliding_window": 5, oracle.KEY: [0, 1]},
     "speculators": SPECULATORS | {"norm_before_residual": True, "norm_before_fc": True, oracle.KEY: [0, 2, 4, 5]},
     "speculators-3.1": SPECULATORS
