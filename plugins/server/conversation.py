@@ -95,6 +95,7 @@ class AnswerReader:
         self._plan = plan
         self._parser = None if plan is None else plan.parser()
         self._is_reasoning = False
+        self._thought, self._has_said = "", False
 
     @property
     def is_cut(self) -> bool:
@@ -106,11 +107,20 @@ class AnswerReader:
         if self._plan is None or self._parser is None:
             return [Delta(content=piece.text)] if isinstance(piece, Token) and piece.text else []
         if isinstance(piece, Result):
-            return self._parser.flush(is_ended=self._plan.is_ended(piece))
-        found = self._parser.push(self._plan.text(piece))
+            is_ended = self._plan.is_ended(piece)
+            found = self._noted(self._parser.flush(is_ended=is_ended))
+            if is_ended and self._thought and not self._has_said:
+                found += self._plan.found_in(self._thought, is_open=self._parser.is_open)
+            return found
+        found = self._noted(self._parser.push(self._plan.text(piece)))
         if found:  # a token that adds nothing yet belongs to the text before it
             self._is_reasoning = bool(found[-1].reasoning)
         self.n_reasoning += self._is_reasoning
+        return found
+
+    def _noted(self, found: list[Delta]) -> list[Delta]:
+        self._thought += "".join(delta.reasoning for delta in found)
+        self._has_said |= any(delta.call is not None or delta.content.strip() for delta in found)
         return found
 
     def deltas(self, result: Result) -> Iterator[Delta]:

@@ -214,6 +214,8 @@ class ToolFormat:
             return re.compile(rf"(?:{self.around}{outer}|\{{(?=\s*\{{))*(?=\{{)")
         loose = r"|\s*(?:[<\[`][^{]*)?(?=\{)" if self.keys is None and self.before_arguments.strip() else ""
         end = rf"(?=(?!{NAME})(?s:.))" if not self.before_arguments.strip() else ""
+        if self.keys is not None and self.keys.before_key.strip().startswith("<"):  # which text about calls does not have
+            end = r"(?=\s*[<{])"
         lead, prefix, quote = re.fullmatch(r"(?s)(.*?)((?<=>)\w+[.:])?(\"?)", self.lead).groups(default="")  # type: ignore[union-attr]
         before = flexible(lead) + (rf"\s*(?:{re.escape(prefix)})?" if prefix else "") + r"\s*"
         after = flexible(
@@ -227,6 +229,15 @@ class ToolFormat:
         """The text from the arguments of a call to those of the next one."""
         text = f"{self.between}{self.before_name}x{self.before_arguments}{{"
         return re.sub(f"[{INDEX}{ID}{NAMED}]", "0", text)
+
+    def is_begun(self, text: str, rest: str) -> bool:
+        """Whether an answer ends within a mark, or within a call before its name; `rest` is what is no call of its text."""
+        if not (self.end.strip() and self.end.strip() in text):
+            begun = self.next_head
+            heads = (self.head.match(text + begun[at:]) for at in range(len(begun)))
+            if any(found is not None and found.end() >= len(text.rstrip()) for found in heads):
+                return True
+        return any(part.startswith(rest) for each in self.texts for part in endings(each))
 
     def written(self, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
         """Calls with their arguments, as an answer holds them."""
@@ -290,7 +301,7 @@ def others(form: ToolFormat) -> tuple[ToolFormat, ...]:
     >>> [each.name for each in others(HERMES)]
     ['qwen-xml', 'lfm2']
     """
-    if form.final:
+    if form.final or "{" in form.lead:  # such as Apertus', an object whose key is the name
         return ()
     begin, end = form.begin + form.before_name, form.after_arguments + form.end
     if not form.is_object:

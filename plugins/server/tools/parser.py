@@ -15,7 +15,7 @@ from attrs import evolve
 
 from augury.plugins.server.tools.arguments import arguments
 from augury.plugins.server.tools.delta import Delta
-from augury.plugins.server.tools.format import NAMED, Keys, ToolFormat, endings, flexible, others
+from augury.plugins.server.tools.format import NAMED, Keys, ToolFormat, flexible, others
 from augury.plugins.server.tools.notation import Pieces, Source, as_object, decoded, value, whole
 
 _ARGUMENTS = {"arguments", "parameters"}
@@ -40,6 +40,7 @@ class AnswerParser:
 
     Attributes:
         is_cut: Whether the answer ended within a call.
+        is_open: Whether reasoning has begun that is not over.
 
     >>> from augury.plugins.server.tools.delta import collect
     >>> from augury.plugins.server.tools.format import FORMATS
@@ -73,7 +74,7 @@ class AnswerParser:
             begun: What of the prompt belongs to the content.
             frame: Marks around the content, which are no part of it.
         """
-        self.is_cut, self._frame = False, frame
+        self.is_cut, self.is_open, self._n_calls, self._frame = False, is_reasoning, 0, frame
         self._form, self._tags, self._tools, self._is_reasoning = form, tags, tools, is_reasoning
         self._has_tools = tools is None or bool(tools)
         self._source = Source(begun)  # with control tokens
@@ -81,7 +82,6 @@ class AnswerParser:
         self._marks = (*form.triggers, *(_MARKS if form.is_object else ())) if self._has_tools else ()
         leads = (lead for each in (form, *self._others) for lead in each.leads)
         self._leads = (*leads, *(f"[{name}(" for name in tools or ())) if self._has_tools else ()
-        self._n_calls = 0
         self._reading = self._messages() if form.final else self._parts()
 
     def push(self, text: str) -> list[Delta]:
@@ -146,11 +146,11 @@ class AnswerParser:
         begun = self._source.text.lstrip()
         if not (self._is_reasoning or begun.startswith(opening)):
             return False
-        self._source.text = begun.removeprefix(opening)
+        self._source.text, self.is_open = begun.removeprefix(opening), True
         yield from self._source.spaces()
         while (yield from self._until("reasoning", (closing, *self._marks))):
             if self._source.text.lstrip().startswith(closing):
-                self._source.text = self._source.text.lstrip().removeprefix(closing)
+                self._source.text, self.is_open = self._source.text.lstrip().removeprefix(closing), False
                 break
             if not (yield from self._is_closed(closing)) and (yield from self._calls(is_marked=True)):
                 return True
@@ -249,21 +249,18 @@ class AnswerParser:
         while not self._source.is_whole:
             yield None
         rest = self._form.tail.sub("", self._source.text, count=1).strip()
+        if (at := min((n for mark in self._marks if (n := rest.find(mark)) > 0), default=0)) > 0:  # other calls, after text
+            yield Delta(content=rest[:at].rstrip())
+            self._source.text = rest[at:]
+            return (yield from self._calls(is_marked=True))
         if rest and not self._is_half(rest):
             yield Delta(content=rest)
         return True
 
     def _is_half(self, rest: str) -> bool:
         """Whether an answer was cut off within a mark, or within a call before its name was told."""
-        form, text = self._form, self._source.text
-        if self.is_cut or (form.is_object and _HALF_OBJECT.match(rest) and decoded(rest, 0)[1] is None):
-            return True
-        if not (form.end.strip() and form.end.strip() in text):
-            begun = form.next_head
-            heads = (form.head.match(text + begun[at:]) for at in range(len(begun)))
-            if any(found is not None and found.end() > len(text) for found in heads):
-                return True
-        return any(part.startswith(rest) for each in form.texts for part in endings(each))
+        is_object_begun = self._form.is_object and _HALF_OBJECT.match(rest) and decoded(rest, 0)[1] is None
+        return self.is_cut or bool(is_object_begun) or self._form.is_begun(self._source.text, rest)
 
     def _object(self, at: int) -> tuple[str | None, str | None, int] | None:
         """The call that a JSON object is: its name, arguments before that, and where that ends; None: not known yet."""
@@ -294,7 +291,8 @@ class AnswerParser:
                 yield from self._arguments(is_read=is_read)
                 has_arguments |= is_read
             elif self._source.is_whole:
-                self._source.text, self.is_cut = "", not (self._source.is_ended and has_arguments)
+                self._source.text = ""
+                self.is_cut |= not (self._source.is_ended and has_arguments)
                 return
             else:
                 yield None

@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.log import get_logger
+from augury.plugins.server.tools.delta import Delta
 from augury.plugins.server.tools.format import GENERIC, ToolFormat, frame_of, reasoning_at, reasoning_tags
 from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.learning import learn, probe_tools
@@ -59,6 +60,16 @@ class ChatPlan:
     def text(self, token: Token) -> str:
         """A token's text for the parser; of a control token that the format is written with its name."""
         return token.text or self._format.control.get(token.token, "")
+
+    def found_in(self, thought: str, *, is_open: bool) -> list[Delta]:
+        """What an answer says that is reasoning alone: the calls in it, or else, where it is not over, all of it.
+
+        Models write calls within reasoning, and answers where the prompt has begun reasoning that they leave out.
+        """
+        parser = AnswerParser(self._format.tools, None, self._called)
+        found = parser.push(thought) + parser.flush(is_ended=True)
+        calls = [delta for delta in found if delta.call is not None]
+        return calls or ([Delta(content=thought)] if is_open and self._is_reasoning else [])
 
     def is_ended(self, result: Result) -> bool:
         """Whether the model ended an answer by itself, by a token."""

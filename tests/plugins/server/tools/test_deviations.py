@@ -70,6 +70,8 @@ def test_text_in_another_form_is_content_where_it_calls_no_tool():
         for template in ("qwen-xml", "hermes", "lfm2", "kimi-k2"):
             assert calls(template, text, text) == []
     assert calls("hermes", text := "<function=other>x</function>", text) == []
+    for template in ("hermes", "qwen-xml"):
+        assert calls(template, text := "Write `<function=get_weather>`, like so.", text) == []
 
 
 @pytest.mark.parametrize(
@@ -145,6 +147,21 @@ def test_what_ends_a_call_may_be_absent_where_the_model_ended_the_answer(templat
     answer, is_cut = both(template, text, is_ended=False)
     assert is_cut
     assert "</" not in answer.calls[0].arguments
+
+
+def test_a_call_in_another_form_that_is_cut_is_no_whole_one():
+    for end in range(len(JSON) - 1):
+        answer, is_cut = both("qwen-xml", f"<tool_call>\n{JSON[:end]}", is_ended=False)
+        assert is_cut == bool(answer.calls)
+    answer, is_cut = both("qwen-xml", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ro')
+    assert (answer.calls[0].arguments, is_cut) == ('{"city": "Ro', True)
+
+
+@pytest.mark.parametrize(
+    ("template", "call"), [("hermes", f"<tool_call>{JSON}</tool_call>"), ("qwen-xml", f"<tool_call>{XML}</tool_call>")]
+)
+def test_calls_after_text_after_calls_are_calls(template, call):
+    assert calls(template, f"One.\n{call}\nTwo.\n{call}{call}\nThree.", "One.Two.Three.") == [ROME] * 3
 
 
 POM = "<a>\n  <parameter>x</parameter>\n  <parameter>y</parameter></a>"
