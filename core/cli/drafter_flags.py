@@ -128,8 +128,8 @@ def add_speculation_flags(parser: Any, registry: Registry) -> None:
     )
     parser.flag(
         "--spec-synth-rates P,P,...",
-        "for benchmarks: accept token 1, 2, ... of a draft with these probabilities, the last for all later ones, "
-        "whatever the model says; the text is then not the model's. Trees are verified as always",
+        "for benchmarks: accept token 1, 2, ... of a draft with these probabilities, the last for all later ones, whatever "
+        "the model says; the text is then not the model's. Trees, and requests with a constraint, are verified as always",
         expecting("probabilities separated by commas, such as 0.9,0.8", lambda text: tuple(map(float, text.split(",")))),
     )
     parser.flag(

@@ -22,7 +22,7 @@ from augury.options import check_count, nearest, similar
 from augury.registry import Registry
 from augury.sampling import SamplingParams
 from augury.speculation.config import Speculation, speculative_params
-from augury.speculation.verification import Synthetic
+from augury.speculation.verification import Match, Synthetic
 from augury.text.tokenizer import Tokenizer
 from augury.types import tokens_array
 
@@ -182,8 +182,8 @@ def make_request(
     drafts_from = {"constraint": constraint, "prediction": prediction}
     speculation = speculation.serving([name for name, given in drafts_from.items() if given is not None])
     speculation = speculation.override(speculative_params(rest))
-    if constraint is not None and isinstance(speculation.rule, Synthetic):
-        raise OptionError("synthetic acceptance emits tokens that a constraint forbids; leave one of the two out")
+    if constraint is not None and isinstance(speculation.rule, Synthetic):  # which would emit what the constraint forbids
+        speculation = attrs.evolve(speculation, rule=Match())
     if "infill" in sampling.samplers and tokenizer is None:
         raise UnsupportedError("sampler infill looks at texts, but this model has no tokenizer that augury can read")
     scales = (adapters or Adapters()).choose(rest.pop("lora", None))

@@ -115,12 +115,15 @@ def test_what_is_no_constraint_is_refused_when_it_is_submitted(wish, error, told
         engine.submit([1], constraint=wish)
 
 
-def test_synthetic_acceptance_would_emit_what_is_forbidden():
-    with (
-        toy_engine(registry=TOYS, drafter=ScriptedDrafter, rule=Synthetic((0.5,))) as engine,
-        pytest.raises(OptionError, match="leave one of the two out"),
-    ):
-        engine.submit([1], constraint="toy-residues")
+def test_where_acceptance_is_synthetic_a_request_with_a_constraint_is_verified():
+    asked = {"constraint": "toy-residues", "max_tokens": 12, **GREEDY}
+    with toy_engine(registry=TOYS) as engine:
+        plain = engine.generate([1], **asked)
+    with toy_engine(registry=TOYS, drafter=ScriptedDrafter, rule=Synthetic((1.0,))) as engine:
+        found, free = engine.generate([1], **asked), engine.generate([1], max_tokens=12, **GREEDY)
+    assert found.tokens == plain.tokens
+    assert found.stats.n_drafted > 0
+    assert [each.stats.effective.get("synthetic") for each in (found, free)] == [None, [1.0]]
 
 
 @pytest.mark.parametrize("way", [GREEDY, {"temperature": 5.0, "top_k": 0, "seed": 2}, {**GREEDY, "logit_bias": {3: -50.0}}])
