@@ -388,7 +388,7 @@ class Result:
 
 @frozen
 class Round:
-    """One pass of the loop, or a chain of passes with a token of each sequence in every one, for observers."""
+    """One pass, or a chain of passes with a token of each sequence in every one, for observers."""
 
     n_sequences: int  # that took part, prompts in progress included
     n_tokens: int  # new ones in the pass; replayed ones are not counted
@@ -397,4 +397,4 @@ class Round:
     n_emitted: int
     draft_s: float
     forward_s: float
-    ids: tuple[str, ...] = ()  # of the requests that took part
+    ids: tuple[str, ...] = ()  # of the requests that took part; none where texts are only read, as for embeddings

@@ -10,6 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from augury.notebook_progress import shown_progress
 from augury.options import check_count
 from augury.passes import Pass
 from augury.text.tokenizer import Tokenizer
-from augury.types import ModelInfo, TokenLogprob
+from augury.types import ModelInfo, Round, TokenLogprob
 
 Steps = Generator[Any, None, None]
 """Yields None where rounds may go on in between, and its result at the end. Closing it frees the slots."""
@@ -91,10 +92,7 @@ class Evaluations(ABC):
     def _scoring(self, texts: Any, logprobs: int) -> Callable[[Loop], Steps]:
         context, n_top, n_vocab, tokenizer = self._context, check_count("logprobs", logprobs, 0), self._n_vocab, self.tokenizer
         tokens = self._each(texts)
-
-        def spell(token: int) -> bytes | None:
-            return None if tokenizer is None else tokenizer.piece(token)
-
+        spell: Callable[[int], bytes | None] = (lambda _: None) if tokenizer is None else tokenizer.piece
         return lambda loop: _score(loop, context, tokens, n_top, n_vocab, spell)
 
     def logprobs(self, texts: Any, *, first: int = 1) -> Any:
@@ -353,8 +351,10 @@ def _read(
                     feeds.append((text, start, context.prepare(slot, tokens, (rows[first:last] - start).astype(np.int32))))
                     n_left -= len(tokens)
             if feeds:
-                passed, at, row = context.forward([feed for *_, feed in feeds], features), 0, 0
+                begun_at, passed, at, row = perf_counter(), context.forward([feed for *_, feed in feeds], features), 0, 0
                 passed.wait()
+                n_tokens, forward_s = sum([feed.n_tokens for *_, feed in feeds]), perf_counter() - begun_at
+                loop.tell(Round(len(feeds), n_tokens, 0, 0, 0, draft_s=0.0, forward_s=forward_s))
                 for text, start, feed in feeds:
                     stop = start + len(feed.tokens)
                     read(text, start, stop, passed, at, row)

@@ -229,10 +229,14 @@ class Loop:
             else:
                 with on_error(self._end, sequence):
                     self._reopen(sequence, sequence.shift)
-        if self._on_round is not None:
-            guarded(self._on_round, round=seen)
+        self.tell(seen)
         others_s = seen.draft_s + seen.forward_s + settle_s
         self._counter.overhead(seen, len(self._running), perf_counter() - record.start - others_s)
+
+    def tell(self, seen: Round) -> None:
+        """Tell observers of a pass."""
+        if self._on_round is not None:
+            guarded(self._on_round, round=seen)
 
     def _admit(self) -> None:
         for sequence in tuple(self._waiting):

@@ -107,10 +107,15 @@ class Metrics:
 
     @hookimpl
     def augury_round_done(self, round: Round) -> None:  # noqa: A002 - the field's word
-        """Count a pass."""
+        """Count a pass, and the tokens of texts that are only read, which end no request."""
         self._totals["n_passes"].inc()
         self._n_passes += 1
         self._n_sequences += round.n_sequences
+        if not round.ids:
+            with self._lock:
+                self._totals["n_prompt"].inc(round.n_tokens)
+                self._totals["prompt_s"].inc(round.forward_s)
+                self._recent.update({"prompt": round.n_tokens, "prompt_s": round.forward_s})
 
     @hookimpl
     def augury_request_done(self, summary: Summary) -> None:

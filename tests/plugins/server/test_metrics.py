@@ -60,6 +60,19 @@ def test_rates_are_those_since_the_last_look():
     assert value(second, "llamacpp:tokens_predicted_seconds_total") == 2.0
 
 
+def test_texts_that_are_only_read_are_counted_as_prompts_of_no_request():
+    metrics = Metrics()
+    with toy_engine(slots=2, observers=(metrics.augury_round_done, metrics.augury_request_done)) as engine:
+        engine.score([[1, 2, 3], [4, 5]])
+        found = read(metrics, engine)
+    assert value(found, "llamacpp:prompt_tokens_total") == 5
+    assert value(found, "llamacpp:n_decode_total") == 1
+    assert value(found, "llamacpp:n_busy_slots_per_decode") == 2.0
+    assert value(found, "llamacpp:prompt_seconds_total") > 0
+    assert value(found, "llamacpp:prompt_tokens_seconds") > 0
+    assert value(found, "llamacpp:tokens_predicted_total") == value(found, "augury:requests_total") == 0
+
+
 def test_drafters_are_told_apart_by_position():
     metrics = Metrics()
     metrics.augury_round_done(round=Round(3, 3, 0, 0, 3, 0.0, 0.0))
