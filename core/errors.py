@@ -43,8 +43,8 @@ class PromptTooLongError(CapacityError):
 
     def __init__(self, n_prompt: int, n_ctx: int, *, is_least: bool = False) -> None:
         super().__init__(
-            f"the prompt has {'at least ' if is_least else ''}{n_prompt} tokens, which exceeds the available context size of "
-            f"{n_ctx}; shorten it or load the model with a larger context (-c, n_ctx)"
+            f"the prompt is too large: it has {'at least ' if is_least else ''}{n_prompt} tokens, which exceeds the available "
+            f"context size of {n_ctx}; shorten it or load the model with a larger context (-c, n_ctx)"
         )
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
 

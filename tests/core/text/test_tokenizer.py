@@ -53,7 +53,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch):
     for n_most in (10, n_least - 1):
         with pytest.raises(
             PromptTooLongError,
-            match=f"the prompt has at least {n_least} tokens, which exceeds the available context size of {n_most}",
+            match=f"is too large: it has at least {n_least} tokens, which exceeds the available context size of {n_most}",
         ):
             tokenizer.encode(text, n_most=n_most)
     with pytest.raises(AttributeError):
