@@ -111,11 +111,13 @@ def make_app(models: Models) -> FastAPI:
 
 
 class _Cors(CORSMiddleware):
-    """Spells the names of headers in answers to preflights as llama.cpp's server does, which some clients compare exactly."""
+    """Answers preflights as llama.cpp's server does, in the names of headers, too, which some clients compare exactly."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """The answer to a preflight."""
+        """The answer to a preflight. Of an origin that is not named it allows nothing, and so browsers do not either."""
         answer = super().preflight_response(request_headers)
+        if "access-control-allow-origin" not in answer.headers:
+            answer = Response(headers={"Vary": "Origin"})
         answer.raw_headers = [(name.title(), value) for name, value in answer.raw_headers]
         return answer
 
