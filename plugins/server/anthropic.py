@@ -19,7 +19,7 @@ from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import stop_type
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import end_figures
+from augury.plugins.server.timings import own_figures
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.types import Result, Summary
 
@@ -268,7 +268,7 @@ async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any
         content.append({"type": "text", "text": answer.content})
     content += [_tool_use(call.name, call.given) for call in answer.calls]
     end = _end(result, server, stops, has_calls=bool(answer.calls))
-    return begun | {"content": content} | end | {"usage": _usage(result.stats, result.stats.n_emitted)} | end_figures([result])
+    return begun | {"content": content} | end | {"usage": _usage(result.stats, result.stats.n_emitted)} | own_figures([result])
 
 
 @router.post("/v1/messages/count_tokens")
@@ -296,7 +296,7 @@ async def _events(
             for each in blocks.end():
                 yield each
             end = _end(piece, server, stops, has_calls=blocks.has_calls)
-            yield _event("message_delta", delta=end, usage=_usage(piece.stats, piece.stats.n_emitted), **end_figures([piece]))
+            yield _event("message_delta", delta=end, usage=_usage(piece.stats, piece.stats.n_emitted), **own_figures([piece]))
             yield _event("message_stop")
 
 

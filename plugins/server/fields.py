@@ -163,9 +163,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
     speculative: bool | GivenDeep | None = Field(None, description="false, or options by drafter; see Drafters")
     store: bool | None = Field(None, description="false: --collect does not keep the request")
     lora: list[AdapterScale] | None = Field(None, description="how much each adapter counts, others not at all; as loaded")
-    receipt: bool | None = Field(
-        None, description="tell a receipt of the answer beside its timings, by which it can be checked"
-    )
+    receipt: bool | None = Field(None, description="tell a receipt of the answer, by which it can be checked")
     id_slot: int = Field(-1, ge=-1, description="the slot to wait for; -1: any")
     return_draft_origin: bool = Field(default=False, description="tell of each token in a stream who drafted it")
     return_progress: bool = Field(default=False, description="tell in a stream how far the prompt is processed")

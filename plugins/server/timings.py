@@ -16,21 +16,30 @@ if TYPE_CHECKING:
 
 
 def timings(summary: Summary) -> dict[str, Any]:
-    """llama.cpp's `timings`, and augury's figures by drafter.
+    """llama.cpp's `timings`, all of them numbers.
 
     `predicted_ms` begins with the first token, so it is the time of all tokens but that; the rates are as well.
-    `plain_per_second` is the planner's estimate of plain decoding here, or null. `plain_per_second_range` is from what the last
-    rounds without drafts took, or null where these were few or differ much.
     """
     times = summary.timings
     return {
         "cache_n": summary.n_reused,
         **_rates("prompt", times.n_prompt, times.n_prompt, times.prompt_s),
         **_rates("predicted", summary.n_emitted, times.n_predicted, times.predict_s),
-        "plain_per_second": times.plain_per_second,
-        "plain_per_second_range": times.plain_range_s and [1 / seconds for seconds in reversed(times.plain_range_s)],
         "draft_n": summary.n_drafted,
         "draft_n_accepted": summary.n_accepted,
+    }
+
+
+def speculation(summary: Summary) -> dict[str, Any]:
+    """What speculation did, by drafter and round.
+
+    `plain_per_second` is the planner's estimate of plain decoding here, or null. `plain_per_second_range` is from what the last
+    rounds without drafts took, or null where these were few or differ much.
+    """
+    times = summary.timings
+    return {
+        "plain_per_second": times.plain_per_second,
+        "plain_per_second_range": times.plain_range_s and [1 / seconds for seconds in reversed(times.plain_range_s)],
         "rounds": summary.n_rounds,
         "draft_lengths": list(summary.draft_lengths),
         "drafters": {
@@ -53,15 +62,23 @@ def timings(summary: Summary) -> dict[str, Any]:
 
 
 def end_figures(results: Sequence[Result]) -> dict[str, Any]:
-    """The `timings` of an answer, or a list for several, and so the `receipt` where one was asked for."""
-    found = [timings(result.stats) for result in results]
-    return {"timings": found[0] if len(found) == 1 else found} | receipts(results)
+    """The `timings` of an answer, or a list for several, and so what `own_figures` has."""
+    return {"timings": _one_or_all([timings(result.stats) for result in results])} | own_figures(results)
+
+
+def own_figures(results: Sequence[Result]) -> dict[str, Any]:
+    """What `speculation` did for an answer, or a list for several, and so the `receipt` where one was asked for."""
+    return {"speculation": _one_or_all([speculation(result.stats) for result in results])} | receipts(results)
 
 
 def receipts(results: Sequence[Result]) -> dict[str, Any]:
     """The `receipt` of an answer, or a list for several; nothing where none was asked for."""
     found = [None if result.receipt is None else result.receipt.as_json() for result in results]
-    return {"receipt": found[0] if len(found) == 1 else found} if any(found) else {}
+    return {"receipt": _one_or_all(found)} if any(found) else {}
+
+
+def _one_or_all(found: list[Any]) -> Any:
+    return found[0] if len(found) == 1 else found
 
 
 class StreamTimings:

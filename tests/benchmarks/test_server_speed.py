@@ -54,7 +54,7 @@ def by_http(client: httpx.Client, asked):
                 first = first or perf_counter()
                 event = json.loads(line[6:])
                 texts.append(event["choices"][0]["text"])
-                n_rounds = event.get("timings", {}).get("rounds", 0)
+                n_rounds = event.get("speculation", {}).get("rounds", 0)
     return first - start, perf_counter() - first, "".join(texts), n_rounds
 
 

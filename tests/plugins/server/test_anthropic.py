@@ -42,6 +42,8 @@ def test_an_answer_is_that_of_openais_chat(claude, client):
     (block,) = found.content
     assert (found.type, found.role, found.model, block.type) == ("message", "assistant", "smollm2", "text")
     assert block.text == other["choices"][0]["message"]["content"]
+    assert found.speculation["effective"] == other["speculation"]["effective"]
+    assert "timings" not in found.model_extra
     usage = found.usage
     assert usage.input_tokens + usage.cache_read_input_tokens == other["usage"]["prompt_tokens"]
     assert usage.output_tokens == other["usage"]["completion_tokens"]

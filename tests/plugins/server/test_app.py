@@ -141,7 +141,7 @@ def test_a_whole_number_may_be_written_with_a_point(client):
     asked = {"prompt": [504.0, 3726], "seed": 1.0, "speculative": {"n_max": 2.0}, "id_slot": 1.0}
     points = client.post("/v1/completions", json={"max_tokens": 3.0, **asked}).json()
     assert points["usage"]["completion_tokens"] == 3
-    assert points["timings"]["effective"]["n_max"] == 2
+    assert points["speculation"]["effective"]["n_max"] == 2
     asked = {"prompt": [504, 3726], "seed": 1, "id_slot": 1}
     plain = client.post("/v1/completions", json={"max_tokens": 3, **asked}).json()
     assert plain["choices"] == points["choices"]
@@ -331,7 +331,7 @@ def test_the_events_of_a_round_are_sent_together(server):
     connection.close()
     events = [json.loads(line) for line in b"".join(chunks).decode().split("data: ") if line.startswith("{")]
     assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == text
-    n_rounds = events[-1]["timings"]["rounds"]
+    n_rounds = events[-1]["speculation"]["rounds"]
     assert len(chunks) <= n_rounds + 2  # the end of the answer, and that of the stream
 
 

@@ -43,10 +43,10 @@ def test_a_request_names_a_head_and_its_parameters(name):
         plain, told, props, counted = asyncio.run(ask())
     for drafter, (free, strict) in told.items():
         assert free["tokens"] == strict["tokens"] == plain["tokens"]
-        assert [*free["timings"]["drafters"]] == [drafter]
-        assert free["timings"]["drafters"][drafter]["begin_ms"] > 0
+        assert [*free["speculation"]["drafters"]] == [drafter]
+        assert free["speculation"]["drafters"][drafter]["begin_ms"] > 0
         assert free["timings"]["draft_n_accepted"] > 0
-        assert max(free["timings"]["draft_lengths"]) <= 2
+        assert max(free["speculation"]["draft_lengths"]) <= 2
         assert strict["timings"]["draft_n"] < free["timings"]["draft_n"]
         assert props["speculative"][drafter]["p_min"] == 0  # for which the page has a field
         assert f'augury:spec_decode_prompt_seconds_total{{drafter="{drafter}"}}' in counted

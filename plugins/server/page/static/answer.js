@@ -17,12 +17,13 @@ export const newAnswer = () => ({
   finish: null,
   error: null,
   timings: null,
+  speculation: null,
   plainSpeed: null, // that a comparison measured just before, in tokens per second
 });
 
 /** Get an answer that broke off ready to go on. */
 export const resume = (answer) =>
-  Object.assign(answer, { status: "waiting", finish: null, error: null, timings: null, seconds: 0, nBefore: answer.nTokens });
+  Object.assign(answer, { status: "waiting", finish: null, error: null, timings: null, speculation: null, seconds: 0, nBefore: answer.nTokens });
 
 /** Add what a chunk of the stream brings. `now` is in seconds. */
 export function addChunk(answer, chunk, now) {
@@ -39,6 +40,7 @@ export function addChunk(answer, chunk, now) {
   }
   answer.finish = choice?.finish_reason ?? answer.finish;
   answer.timings = chunk.timings ?? answer.timings;
+  answer.speculation = chunk.speculation ?? answer.speculation;
 }
 
 function addPiece(answer, { text, drafter, n_drafted: nDrafted }) {
@@ -88,7 +90,7 @@ export function speedOf(answer) {
 
 /** What plain decoding would do, from and to in tokens per second: as measured by a comparison, or in the last rounds without drafts. */
 export function plainOf(answer) {
-  return answer.plainSpeed ? [answer.plainSpeed, answer.plainSpeed] : (answer.timings?.plain_per_second_range ?? null);
+  return answer.plainSpeed ? [answer.plainSpeed, answer.plainSpeed] : (answer.speculation?.plain_per_second_range ?? null);
 }
 
 /** How many times as fast as that an answer was, in words; null where it is not known. */
@@ -111,7 +113,7 @@ export function tokensByDrafter(answer) {
 
 /** By position in a draft, how often each drafter offered something there and was right; null until the server tells. */
 export function acceptance(answer) {
-  if (!answer.timings) return null; // from its stream alone a tree's positions are not known
-  const drafters = Object.entries(answer.timings.drafters ?? {}).filter(([, stats]) => stats.drafted);
+  if (!answer.speculation) return null; // from its stream alone a tree's positions are not known
+  const drafters = Object.entries(answer.speculation.drafters).filter(([, stats]) => stats.drafted);
   return drafters.map(([name, stats]) => ({ name, offered: stats.offered_by_position, accepted: stats.accepted_by_position }));
 }

@@ -162,8 +162,8 @@ export class Panel {
       ["Prompt", `${plural(t.prompt_n, "token")}${t.prompt_per_second ? `, ${t.prompt_per_second.toFixed(0)} per second` : ""}`],
       ["Reused of the prompt", t.cache_n ? plural(t.cache_n, "token") : null],
       ["Decoding", `${(t.predicted_ms / 1000).toFixed(2)} s`],
-      ...Object.entries(t.drafters ?? {}).map(([name, stats]) => [`Of the prompt, ${name}`, stats.begin_ms >= 1 ? `${stats.begin_ms.toFixed(0)} ms` : null]),
-      ...Object.entries(t.drafters ?? {}).map(([name, stats]) => [`Drafting, ${name}`, `${(stats.draft_ms ?? 0).toFixed(1)} ms`]),
+      ...Object.entries(answer.speculation?.drafters ?? {}).map(([name, stats]) => [`Of the prompt, ${name}`, stats.begin_ms >= 1 ? `${stats.begin_ms.toFixed(0)} ms` : null]),
+      ...Object.entries(answer.speculation?.drafters ?? {}).map(([name, stats]) => [`Drafting, ${name}`, `${(stats.draft_ms ?? 0).toFixed(1)} ms`]),
     ].filter(([, value]) => value);
     return make("section", {}, make("dl", {}, ...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])));
   }

@@ -30,9 +30,9 @@ def test_an_answer_has_what_clients_look_at(answer):
     timings = answer.timings
     assert timings["predicted_n"] == 16
     assert timings["cache_n"] + timings["prompt_n"] == answer.usage.prompt_tokens
-    proposed = [each["drafted"] for each in timings["drafters"].values()]
+    proposed = [each["drafted"] for each in answer.speculation["drafters"].values()]
     assert max(proposed) <= timings["draft_n"] <= sum(proposed)  # a token that several proposed is one
-    assert timings["effective"]["type"] == "suffix;recycle"
+    assert answer.speculation["effective"]["type"] == "suffix;recycle"
 
 
 def text_of(chunks):
@@ -150,7 +150,7 @@ def test_the_asynchronous_client_asks_for_many_at_once(make_async_ai, answer):
 def test_speculation_changes_no_answer_and_is_echoed(ai, answer, speculative):
     other = ai.chat.completions.create(**ASKED, extra_body={"speculative": speculative})
     assert other.choices[0].message.content == answer.choices[0].message.content
-    effective = other.timings["effective"]
+    effective = other.speculation["effective"]
     assert (effective["type"], effective["n_max"]) == (("suffix", 3) if speculative else ("none", effective["n_max"]))
 
 
@@ -162,7 +162,9 @@ def test_draft_origins_tell_of_every_token_who_drafted_it(ai):
     timings = chunks[-1].timings
     assert "".join(each["text"] for each in origins) == text_of(chunks)
     assert sum(each["drafter"] is not None for each in origins) == timings["draft_n_accepted"]
-    assert [each["n_drafted"] for each in origins if each["n_drafted"] is not None][1:] == timings["draft_lengths"]
+    assert [each["n_drafted"] for each in origins if each["n_drafted"] is not None][1:] == chunks[-1].speculation[
+        "draft_lengths"
+    ]
 
 
 def test_n_answers_differ_by_their_seeds_and_are_the_same_again(ai):

@@ -38,14 +38,14 @@ def stored(page):
     return [each for each in messages if each["role"] == "user"], [each for each in messages if each["role"] == "assistant"]
 
 
-def answer_with(page, *answers, timings=None):
-    """Let the next answers be these texts, or have these chunks, in the server's place, and end with these timings."""
+def answer_with(page, *answers, figures=None):
+    """Let the next answers be these texts, or have these chunks, in the server's place, and end with these figures."""
     left = iter(answers)
 
     def fulfill(route):
         answer = next(left)
         choices = [{"delta": {"content": answer}, "finish_reason": "stop"}] if isinstance(answer, str) else answer
-        chunks = [{"choices": [choice]} for choice in choices] + [{"timings": timings}] * bool(timings)
+        chunks = [{"choices": [choice]} for choice in choices] + [figures] * bool(figures)
         body = "".join(f"data: {json.dumps(each)}\r\n\r\n" for each in chunks) + "data: [DONE]\r\n\r\n"
         route.fulfill(status=200, content_type="text/event-stream", body=body)
 
@@ -64,7 +64,7 @@ def test_an_answer_streams_tinted_by_who_proposed_it(open_page, proxy, drafting_
     body = {"messages": [{"role": "user", "content": COPY}], "max_tokens": 96}
     plain = drafting_server.client.post("/v1/chat/completions", json=body | {"speculative": False}).json()
     assert answer["text"] == plain["choices"][0]["message"]["content"]
-    told = answer["timings"]
+    told = answer["timings"] | answer["speculation"]
     assert [n for n, _, _ in answer["rounds"]] == [0, *told["draft_lengths"]]
     assert sum(n for _, n, _ in answer["rounds"]) == told["draft_n_accepted"] > 0
     tinted = page.locator(f"{LAST} >> .d")
@@ -83,9 +83,10 @@ def test_an_answer_streams_tinted_by_who_proposed_it(open_page, proxy, drafting_
 def test_the_speed_stands_beside_that_of_the_last_rounds_without_drafts_unless_they_differ(open_page, server, plain):
     page = open_page(server.url)
     page.wait_for_selector("#figures >> text=/Without them it expects [0-9.]+ tokens per second/")
-    timings = {"prompt_n": 3, "predicted_per_second": 100.0, "predicted_ms": 50, "plain_per_second_range": plain}
+    timings = {"prompt_n": 3, "predicted_per_second": 100.0, "predicted_ms": 50}
+    figures = {"timings": timings, "speculation": {"plain_per_second_range": plain, "drafters": {}}}
     origin = [{"text": "yes", "drafter": "suffix", "n_drafted": 1}]
-    answer_with(page, [{"delta": {"content": "yes"}, "draft_origin": origin, "finish_reason": "stop"}], timings=timings)
+    answer_with(page, [{"delta": {"content": "yes"}, "draft_origin": origin, "finish_reason": "stop"}], figures=figures)
     ask(page, COPY)
     wait(page)
     figures, chip = page.inner_text("#figures"), page.inner_text(f"{LAST} >> .chip")
