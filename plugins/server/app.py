@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
@@ -35,6 +36,7 @@ from augury.plugins.server.ollama import chat as ollama_chat, models as ollama_m
 from augury.plugins.server.openai import chat, completions, models, responses
 from augury.plugins.server.page.routes import add_docs, add_page
 from augury.plugins.server.server import ServerOptions, session
+from augury.plugins.server.vertex import add_vertex
 
 _ROUTERS = tuple(
     module.router
@@ -97,6 +99,8 @@ def make_app(models: Models) -> FastAPI:
         add_page(app)
     else:
         app.add_api_route("/", _home, methods=["GET", "HEAD"], include_in_schema=False)  # by which Ollama's clients look for it
+    if options.vertex is not None:
+        add_vertex(app, options.vertex, [route for each in _ROUTERS for route in each.routes if isinstance(route, APIRoute)])
     app.add_middleware(resumable.Resumable, answers=app.state.answers)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=options.max_body_bytes)
     app.add_middleware(_Gate, options=options)
@@ -135,6 +139,7 @@ class _Gate:
         self._app = app
         self._options = options
         self._keys = [key.encode() for key in options.api_keys]
+        self._open = {*_OPEN, None if options.vertex is None else options.vertex.health}
         self._hosts = {urlsplit(origin).hostname for origin in options.cors_origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,7 +176,7 @@ class _Gate:
         path = request.url.path
         if (error := _head_refusal(request)) is not None:
             return error
-        if path in _OPEN or path.startswith("/static/"):
+        if path in self._open or path.startswith("/static/"):
             return None
         if (error := self._client_refusal(request)) is not None:
             return error

@@ -96,10 +96,11 @@ def _run(parser: Parser, typed: argparse.Namespace) -> int:
     from augury.plugins.server import process
 
     args, models = served(parser, typed)
+    first = args.port if models.options.vertex is None else models.options.vertex.port
     with ExitStack() as stack:
         listeners: list[socket.socket] = []
         for host in split(args.host):  # any free port is one for all of them
-            port = listeners[0].getsockname()[1] if listeners else args.port
+            port = listeners[0].getsockname()[1] if listeners else first
             listeners.append(stack.enter_context(process.listening(host, port)))
         process.serve(models, listeners, verbosity=args.verbose)
     if models.failure is not None:
@@ -257,7 +258,7 @@ def _facts_of(args: argparse.Namespace, known: dict[Path, FileFacts]) -> FileFac
 
 
 def _options_of(args: argparse.Namespace, names: Sequence[str]) -> ServerOptions:
-    from augury.plugins.server.server import ServerOptions
+    from augury.plugins.server.server import ServerOptions, VertexRoutes
 
     if not split(args.host):
         raise OptionError(
@@ -308,6 +309,7 @@ def _options_of(args: argparse.Namespace, names: Sequence[str]) -> ServerOptions
         slot_save_path=None if args.slot_save_path is None else _folder("--slot-save-path", args.slot_save_path),
         sleep_idle_s=args.sleep_idle_seconds if args.sleep_idle_seconds > 0 else None,
         has_page=not args.no_ui,
+        vertex=VertexRoutes.of(os.environ),
         ssl_key_file=key_file,
         ssl_cert_file=cert_file,
     )

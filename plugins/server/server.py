@@ -18,7 +18,7 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from augury.cli import ProgressDisplay, say
-from augury.errors import AuguryError
+from augury.errors import AuguryError, OptionError
 from augury.files.gguf import ModelFile
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.tools import ChatFormat
@@ -73,6 +73,30 @@ def _is_single(value: object) -> bool:
 
 
 @frozen
+class VertexRoutes:
+    """Where Vertex AI asks."""
+
+    port: int
+    predict: str
+    health: str | None  # None: at `/health` alone
+
+    @classmethod
+    def of(cls, variables: Mapping[str, str]) -> VertexRoutes | None:
+        """Those that environment variables name; None where the process is no container of Vertex AI.
+
+        Raises:
+            OptionError: The port is none.
+        """
+        if variables.get("AIP_MODE") != "PREDICTION":
+            return None
+        port = variables.get("AIP_HTTP_PORT") or "8080"
+        if not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise OptionError(f"the variable AIP_HTTP_PORT is {port!r}, expected a port: 1 to 65535")
+        predict, health = ((variables.get(f"AIP_{name}_ROUTE") or "").strip("/") for name in ("PREDICT", "HEALTH"))
+        return cls(int(port), f"/{predict or 'predict'}", f"/{health}" if health else None)
+
+
+@frozen
 class ServerOptions:
     """The options of the command line."""
 
@@ -96,6 +120,7 @@ class ServerOptions:
     slot_save_path: Path | None = None  # the folder of saved slots, and the only one; None: there are none
     sleep_idle_s: float | None = None  # after which the engine is closed until somebody asks; None: never
     has_page: bool = True
+    vertex: VertexRoutes | None = None  # where Vertex AI asks; None: nowhere
     ssl_key_file: Path | None = None
     ssl_cert_file: Path | None = None
 
