@@ -62,7 +62,7 @@ from augury.options import (
     parse_specs as parse_specs,
     similar as similar,
 )
-from augury.plugins.constraints.schema import demands as demands, resolved as resolved
+from augury.plugins.constraints.schema import ONE_LINE as ONE_LINE, demands as demands, resolved as resolved
 from augury.plugins.memory.contiguous import Contiguous as Contiguous
 from augury.registry import Registry as Registry
 from augury.sampling import SAMPLER_LETTERS as SAMPLER_LETTERS, sampling_options as sampling_options
