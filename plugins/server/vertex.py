@@ -61,8 +61,10 @@ def add_vertex(app: FastAPI, routes: VertexRoutes, others: Sequence[APIRoute]) -
                 found = await client.post(path, json=asked)
                 return found.json() if found.headers.get("content-type") == "application/json" else found.text
 
-            answers = asyncio.gather(*map(answer, body.instances))
-            return {"predictions": await unless_left(app.state.models.options.timeout_s, http, answers)}
+            async def answer_all() -> list[Any]:
+                return await asyncio.gather(*map(answer, body.instances))
+
+            return {"predictions": await unless_left(app.state.models.options.timeout_s, http, answer_all())}
 
     router = api_router()
     router.add_api_route(routes.predict, predict, methods=["POST"], response_model=dict[str, Any])

@@ -1,10 +1,12 @@
 """Vertex AI's form: several requests in one, asked where environment variables say."""
 
+import signal
 import socket
 
+import httpx
 import pytest
 from support.commands import here, run
-from support.servers import serving
+from support.servers import serving, settled
 
 PROMPT = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
 
@@ -49,6 +51,20 @@ def test_instances_are_answered_as_their_paths_answer_them_or_say_what_is_wrong(
         assert other["tokens_predicted"] == 4
         told = ["messages has 0 items", "is 'nothing', expected", "is ['completions'], expected", "is None", "no JSON object"]
         assert all(text in each["error"]["message"] for text, each in zip(told, wrong, strict=True))
+
+
+def test_a_client_that_leaves_ends_all_instances_quietly(container):
+    endless = {"@requestFormat": "completion", "prompt": [1, 2, 3], "n_predict": -1, "ignore_eos": True}
+    with serving(*here(), "-np", "2", "-c", "4096") as server:
+
+        def n_running():
+            return sum(slot["is_processing"] for slot in server.client.get("/slots").json())
+
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/predict", json={"instances": [endless] * 2}, timeout=httpx.Timeout(5, read=1))
+        assert settled(n_running, 0) == 0
+        assert server.end() in (0, -signal.SIGTERM)
+        assert "Traceback" not in server.output
 
 
 @pytest.mark.parametrize(
