@@ -5,6 +5,7 @@ And what is checked of every result of every test: that its statistics add up.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import signal
@@ -71,6 +72,14 @@ def _entry_points():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata, "entry_points", entry_points)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _untranslated():
+    """For every parser argparse looks for translations of its words anew, of which Python has none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse, "_", str)
         yield
 
 
