@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.errors import OptionError
-from augury.plugins.constraints.schema import demands
+from augury.plugins.constraints.schema import ONE_LINE, demands
 from augury.plugins.server.tools.arguments import ArgumentRules
 from augury.plugins.server.tools.format import ID, INDEX, KEY, NAMED, ToolFormat
 from augury.plugins.server.tools.notation import TYPES, types
@@ -19,7 +19,6 @@ from augury.plugins.server.tools.notation import TYPES, types
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 _ANYTHING = r"/(?s:.*)/"
 _PLACEHOLDERS = {INDEX: "/[0-9]{1,3}/", ID: "/[A-Za-z0-9]{9}/", KEY: "/[A-Za-z_][A-Za-z0-9_]*/"}
 
@@ -205,7 +204,7 @@ def _all_of(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(schema: Mapping[str, Any], name: str = "its schema") -> str:
     """A schema in a grammar; checked alone, because the library's errors of a whole grammar name lines that nobody wrote."""
-    text = json.dumps({**demands(schema), "x-guidance": _ONE_LINE})
+    text = json.dumps({**demands(schema), "x-guidance": ONE_LINE})
     with suppress(ImportError):  # of which the constraint tells
         from llguidance import LLMatcher
 
