@@ -209,6 +209,10 @@ class AnswerParser:
                 if (found := form.head.match(text)) is None or (begun := self._begun(form, found)) is None:
                     continue
                 if (name := begun[0]) is not None and name in (self._tools or ()):
+                    if (is_call := is_marked or self._is_bare_call(form, *begun[1:])) is None:
+                        break
+                    if not is_call:
+                        return None
                     self._form, self._others = form, ()
                     return name, *begun[1:]
                 if form.is_object and not is_marked:
@@ -222,10 +226,20 @@ class AnswerParser:
                 name, arguments, end = begun
                 is_any = (is_marked or self._n_calls) and bool(self._form.lead or self._form.is_object)
                 is_known = name is not None and (is_any or self._tools is None or name in self._tools)
-                return (name, arguments, end) if name is not None and is_known else None
+                is_call = is_known and (is_any or self._is_bare_call(self._form, arguments, end))
+                if is_call is not None:
+                    return (name, arguments, end) if name is not None and is_call else None
             if self._source.is_whole:
                 return None
             yield None
+
+    def _is_bare_call(self, form: ToolFormat, arguments: str | None, end: int) -> bool | None:
+        """Whether an object without a mark is a call by what follows its name at `end`, and no answer; None: not known yet."""
+        text = self._source.text
+        if not form.is_object or arguments is not None or self._source.is_whole or _CLOSING.match(text, end):
+            return True
+        key = _KEY.match(text, end)
+        return None if key is None else (known := decoded(key[1], 0)[0]) in {"id", "type"} or self._is_arguments(known)
 
     def _begun(self, form: ToolFormat, found: re.Match[str]) -> tuple[str | None, str | None, int] | None:
         """What a head tells: a name, arguments before it, and where it ends; None: not known yet."""

@@ -149,6 +149,14 @@ def test_what_ends_a_call_may_be_absent_where_the_model_ended_the_answer(templat
     assert "</" not in answer.calls[0].arguments
 
 
+@pytest.mark.parametrize("template", ["hermes", "llama-3", "qwen-xml", "lfm2"])
+def test_an_object_that_names_a_tool_is_a_call_by_its_arguments(template):
+    for text in ('{"name": "get_weather", "description": "of a city"}', '{"name": "now", "price": 3}'):
+        assert calls(template, text, text) == []
+    assert calls(template, '{"name": "get_weather", "id": "a1", "arguments": {"city": "Rome"}}') == [ROME]
+    assert calls(template, '{"name": "now"}') == [NOW]
+
+
 def test_a_call_in_another_form_that_is_cut_is_no_whole_one():
     for end in range(len(JSON) - 1):
         answer, is_cut = both("qwen-xml", f"<tool_call>\n{JSON[:end]}", is_ended=False)
