@@ -393,10 +393,10 @@ class Plain(Reference):
 
 
 def of_another_family(_):
-    file = tiny_file("exaone-moe-moe")
-    n = file.metadata["exaone-moe.block_count"]
+    file = tiny_file("dots3note-moe")
+    n = file.metadata["dots3note.block_count"]
     by_layer = {key: np.append(each, each[-1:]) for key, each in file.metadata.items() if np.shape(each) == (n,)}
-    counts = {"exaone-moe.block_count": n + 1, "exaone-moe.nextn_predict_layers": 1}
+    counts = {"dots3note.block_count": n + 1, "dots3note.nextn_predict_layers": 1}
     return altered(file, metadata=by_layer | counts, arrays={f"blk.{n}.nextn.eh_proj.weight": np.zeros((2, 4))})
 
 
@@ -411,7 +411,7 @@ def test_it_is_said_why_a_target_has_no_such_layers():
     missing = "blk.2.nextn.eh_proj.weight"
     found = lack(lambda file: altered(file, without=(missing,)))
     assert f"nextn_predict_layers is 1, but tensor {missing!r} is missing; give the file of these layers" in found
-    assert "not supported in architecture 'exaone-moe'; leave draft-mtp out" in lack(of_another_family)
+    assert "not supported in architecture 'dots3note'; leave draft-mtp out" in lack(of_another_family)
     found = lack(backend=Plain(NoOptions()))
     assert "not computed by backend plain, expected numba-cpu or " in found
     assert " or reference; use that, or leave draft-mtp out" in found

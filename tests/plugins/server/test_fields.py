@@ -93,7 +93,7 @@ def smallest(schema, defs):
         return smallest((schema.get("anyOf") or schema["oneOf"])[0], defs)
     if "const" in schema or "enum" in schema:
         return schema["const"] if "const" in schema else schema["enum"][0]
-    if schema["type"] == "object":
+    if schema.get("type", "object") == "object":  # or anything
         return {name: smallest(schema["properties"][name], defs) for name in schema.get("required", ())}
     if schema["type"] == "array":
         return [smallest(schema["items"], defs)] * schema.get("minItems", 0)
