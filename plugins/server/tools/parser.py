@@ -14,16 +14,13 @@ from typing import Any, TypeVar
 from attrs import evolve
 
 from augury.plugins.server.tools.arguments import arguments
+from augury.plugins.server.tools.call_head import CLOSING, KEY, head_of, is_arguments, is_bare_call
 from augury.plugins.server.tools.delta import Delta
 from augury.plugins.server.tools.format import NAMED, Keys, ToolFormat, flexible, others
-from augury.plugins.server.tools.notation import Pieces, Source, as_object, decoded, value, whole
+from augury.plugins.server.tools.notation import Pieces, Source, as_object, decoded, value
 
-_ARGUMENTS = {"arguments", "parameters"}
-_NAMES = {"name", "function"}
 _MARKS = ("<tool_call>", "<function=")  # of calls in any form
 _TAG = re.compile(r"</?[^\s<>]+>?")
-_KEY = re.compile(r"""[\s,]*("(?:[^"\\]|\\.)*"|'\w+')\s*:\s*""")
-_CLOSING = re.compile(r"[\s,]*\}")
 _HALF_OBJECT = re.compile(r'\{\s*(?:"|$)')
 _N_HEAD = 400  # characters within which a mark is followed by a call's name, or is none
 _MESSAGE, _MESSAGE_ENDS = "<|message|>", ("<|end|>", "<|eom|>", "<|eot|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
@@ -204,46 +201,28 @@ class AnswerParser:
     def _head(self, *, is_marked: bool) -> _Reading[tuple[str, str | None, int] | None]:
         """The name of the call that the text begins with, arguments before it, and where it ends; None if there is no call."""
         while True:
-            text = self._source.text
             for form in self._others:
-                if (found := form.head.match(text)) is None or (begun := self._begun(form, found)) is None:
+                if (head := head_of(form, self._source)) is None:
                     continue
-                if (name := begun[0]) is not None and name in (self._tools or ()):
-                    if (is_call := is_marked or self._is_bare_call(form, *begun[1:])) is None:
-                        break
-                    if not is_call:
-                        return None
+                is_call = head.name in (self._tools or ()) and (is_marked or is_bare_call(form, head, self._source))
+                if is_call is None:
+                    break
+                if is_call and head.name is not None:
                     self._form, self._others = form, ()
-                    return name, *begun[1:]
+                    return head.name, head.arguments, head.end
                 if form.is_object and not is_marked:
                     return None
-            found = self._form.head.match(text)
-            is_none = not self._n_calls and (len(text) > _N_HEAD or (self._form.is_object and "{" in text))
-            if found is None and (self._source.is_whole or is_none):
-                return None
-            begun = None if found is None else self._begun(self._form, found)
-            if found is not None and begun is not None:
-                name, arguments, end = begun
-                is_any = (is_marked or self._n_calls) and bool(self._form.lead or self._form.is_object)
-                is_known = name is not None and (is_any or self._tools is None or name in self._tools)
-                is_call = is_known and (is_any or self._is_bare_call(self._form, arguments, end))
+            form, text = self._form, self._source.text
+            if (head := head_of(form, self._source)) is not None:
+                is_any = bool(is_marked or self._n_calls) and bool(form.lead or form.is_object)
+                is_known = is_any or self._tools is None or head.name in self._tools
+                is_call = is_known and (is_any or is_bare_call(form, head, self._source))
                 if is_call is not None:
-                    return (name, arguments, end) if name is not None and is_call else None
-            if self._source.is_whole:
+                    return (head.name, head.arguments, head.end) if is_call and head.name is not None else None
+            is_none = not self._n_calls and (len(text) > _N_HEAD or (form.is_object and "{" in text))
+            if self._source.is_whole or (is_none and form.head.match(text) is None):
                 return None
             yield None
-
-    def _is_bare_call(self, form: ToolFormat, arguments: str | None, end: int) -> bool | None:
-        """Whether an object without a mark is a call by what follows its name at `end`, and no answer; None: not known yet."""
-        text = self._source.text
-        if not form.is_object or arguments is not None or self._source.is_whole or _CLOSING.match(text, end):
-            return True
-        key = _KEY.match(text, end)
-        return None if key is None else (known := decoded(key[1], 0)[0]) in {"id", "type"} or self._is_arguments(known)
-
-    def _begun(self, form: ToolFormat, found: re.Match[str]) -> tuple[str | None, str | None, int] | None:
-        """What a head tells: a name, arguments before it, and where it ends; None: not known yet."""
-        return self._object(found.end()) if form.is_object else (found["name"], None, found.end())
 
     def _calls(self, *, is_marked: bool) -> _Reading[bool]:
         """Calls, and the text after them. Returns whether there are any; otherwise nothing of the text is taken."""
@@ -276,32 +255,11 @@ class AnswerParser:
         is_object_begun = self._form.is_object and _HALF_OBJECT.match(rest) and decoded(rest, 0)[1] is None
         return self.is_cut or bool(is_object_begun) or self._form.is_begun(self._source.text, rest)
 
-    def _object(self, at: int) -> tuple[str | None, str | None, int] | None:
-        """The call that a JSON object is: its name, arguments before that, and where that ends; None: not known yet."""
-        arguments, at, text = None, at + 1, self._source.text
-        while (key := _KEY.match(text, at)) is not None:
-            known = decoded(key[1], 0)[0]
-            if known in {self._form.name_key, *_NAMES} and text.startswith(("'", '"'), key.end()):
-                name, end = decoded(text, key.end())
-                return None if end is None else (name, arguments, end)
-            if known == "function" and text.startswith("{", key.end()):
-                at = key.end() + 1
-                continue
-            source = Source(text[key.end() :], self._source.is_whole)
-            if (found := whole(source)) is None:
-                return None
-            at = len(text) - len(source.text)
-            arguments = as_object(found) if self._is_arguments(known) else arguments
-        return None if _CLOSING.match(text, at) is None else (None, None, at)
-
-    def _is_arguments(self, key: str) -> bool:
-        return key in _ARGUMENTS or key == self._form.arguments_key
-
     def _rest_of_object(self, *, has_arguments: bool) -> _Reading[None]:
-        while (closing := _CLOSING.match(self._source.text)) is None:
-            if (key := _KEY.match(self._source.text)) is not None:
+        while (closing := CLOSING.match(self._source.text)) is None:
+            if (key := KEY.match(self._source.text)) is not None:
                 self._source.take(key.end())
-                is_read = not has_arguments and self._is_arguments(decoded(key[1], 0)[0])
+                is_read = not has_arguments and is_arguments(self._form, decoded(key[1], 0)[0])
                 yield from self._arguments(is_read=is_read)
                 has_arguments |= is_read
             elif self._source.is_whole:
