@@ -22,6 +22,7 @@ from augury.engine.request import checked_tokens, is_several
 from augury.engine.stats import PromptToken
 from augury.engine.worker import Worker
 from augury.errors import ModelFileError, OptionError, UnsupportedError
+from augury.guard import guarded
 from augury.notebook_progress import shown_progress
 from augury.options import check_count
 from augury.passes import Pass
@@ -353,8 +354,9 @@ def _read(
             if feeds:
                 begun_at, passed, at, row = perf_counter(), context.forward([feed for *_, feed in feeds], features), 0, 0
                 passed.wait()
-                n_tokens, forward_s = sum([feed.n_tokens for *_, feed in feeds]), perf_counter() - begun_at
-                loop.tell(Round(len(feeds), n_tokens, 0, 0, 0, draft_s=0.0, forward_s=forward_s))
+                forward_s, n_tokens = perf_counter() - begun_at, sum([feed.n_tokens for *_, feed in feeds])
+                if loop.on_round is not None:
+                    guarded(loop.on_round, round=Round(len(feeds), n_tokens, 0, 0, 0, draft_s=0.0, forward_s=forward_s))
                 for text, start, feed in feeds:
                     stop = start + len(feed.tokens)
                     read(text, start, stop, passed, at, row)
@@ -372,8 +374,7 @@ def _read(
 def _checked_rows(rows: Any, n: int) -> np.ndarray:
     """Positions in a text of n tokens, in any order; None for all."""
     wanted = np.arange(n) if rows is None else np.asarray(rows).reshape(-1)
-    if not len(wanted):
-        wanted = wanted.astype(np.int64)  # an empty list has no type of its own
+    wanted = wanted if len(wanted) else wanted.astype(np.int64)  # an empty list has no type of its own
     if wanted.dtype.kind not in "iu" or ((wanted < 0) | (wanted >= n)).any():
         raise OptionError(f"rows are {wanted.tolist()}, expected 0 to {n - 1}, the positions of the tokens given")
     return wanted

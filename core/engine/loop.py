@@ -46,7 +46,7 @@ class Loop:
 
     _context: EngineContext
     _drafting: Drafting  # of all slots
-    _on_round: Callable[..., Any] | None = None  # called with a `Round` after every pass
+    on_round: Callable[..., Any] | None = None  # called with a `Round` after every pass, also of texts that are only read
     _on_request: Callable[..., Any] | None = None  # called with a `Summary` after every request
     # tokens that may be chosen; the model's further logits are padding
     _n_vocab: int = field(default=Factory(lambda self: self._context.info.n_vocab, takes_self=True), kw_only=True)
@@ -229,14 +229,10 @@ class Loop:
             else:
                 with on_error(self._end, sequence):
                     self._reopen(sequence, sequence.shift)
-        self.tell(seen)
+        if self.on_round is not None:
+            guarded(self.on_round, round=seen)
         others_s = seen.draft_s + seen.forward_s + settle_s
         self._counter.overhead(seen, len(self._running), perf_counter() - record.start - others_s)
-
-    def tell(self, seen: Round) -> None:
-        """Tell observers of a pass."""
-        if self._on_round is not None:
-            guarded(self._on_round, round=seen)
 
     def _admit(self) -> None:
         for sequence in tuple(self._waiting):

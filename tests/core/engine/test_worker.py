@@ -91,7 +91,7 @@ def plain(prompt, n):
 ALONE = ("memory.open", "memory.prepare", "memory.commit", "memory.room")
 TOGETHER = ("model.forward", "drafting.propose")
 DRAFTER = ("drafter.begin", "drafter.draft", "drafter.accept", "drafter.end")
-NOBODY = ("memory.end", *DRAFTER, "drafting.observe_round", "loop._on_round", "loop._on_request")
+NOBODY = ("memory.end", *DRAFTER, "drafting.observe_round", "loop.on_round", "loop._on_request")
 
 
 @pytest.mark.sample(15)
