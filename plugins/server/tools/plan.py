@@ -74,7 +74,9 @@ class ChatPlan:
     def is_ended(self, result: Result) -> bool:
         """Whether the model ended an answer by itself, by a token."""
         tokenizer = self._format.tokenizer
-        return tokenizer is not None and result.finish_reason == "stop" and result.tokens[-1] in tokenizer.eog
+        if tokenizer is None or result.finish_reason != "stop" or not len(result.tokens):
+            return False
+        return result.tokens[-1] in tokenizer.eog
 
 
 @define
