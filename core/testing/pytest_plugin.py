@@ -1,15 +1,12 @@
 """`pytest --augury-drafter NAME`: the conformance suite of an installed drafter, each check as a test of its own.
 
-The option is that of `augury.plugins.bench`, whose comparisons it means where they are run. pytest loads this module wherever
-augury is installed, so it imports nothing of augury until the option is given.
+pytest loads this module wherever augury is installed, so it imports nothing of augury until the option is given.
 """
 
 from __future__ import annotations
 
 import os
 import traceback
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,11 +18,19 @@ if TYPE_CHECKING:
 _SUBJECTS: pytest.StashKey[dict[str, Subject]] = pytest.StashKey()  # drafters under test, by how the user named them
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("augury", "augury: the checks of drafters")
+    spec = {"action": "append", "default": [], "metavar": "SPEC"}
+    group.addoption("--augury-drafter", **spec, help="a drafter as --spec-type names it, such as ngram-simple:n=3,m=7; repeats")
+    group.addoption("--augury-backend", default="auto", metavar="NAME", help="what computes, beside toy and reference (auto)")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add a test for every check of every drafter to the collected ones, before `-k` and `-m` choose among all."""
     specs: list[str] = config.getoption("augury_drafter")
-    if not specs or _are_comparisons(items):
+    if not specs:
         return
     from augury.testing.drafter.suite import DRAFTER_CHECKS
 
@@ -34,15 +39,6 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         for check in DRAFTER_CHECKS:
             nodeid = f"augury-drafter[{spec}]::{check.name}"
             items.append(CheckItem.from_parent(session, name=check.name, nodeid=nodeid, check=check, subject=subject))
-
-
-def _are_comparisons(items: list[pytest.Item]) -> bool:
-    """Whether benchmarks of `augury.plugins.bench` are among these."""
-    spec = find_spec("augury.plugins.bench")
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).resolve().parent  # of the file: an editable install links each file by itself
-    return any(item.path.resolve().parent == folder for item in items)
 
 
 def _subjects(specs: list[str], backend: str) -> dict[str, Subject]:

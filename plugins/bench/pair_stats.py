@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from attrs import Factory, frozen
 
 from augury.cli import align_rows, fold
-from augury.errors import OptionError
 from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.paired_runs import Pair, Reliability
 
@@ -131,32 +130,6 @@ class PairStats:
             **({"synthetic": list(self.synthetic)} if self.synthetic else {}),
         }
 
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> PairStats:
-        """Read the result of `as_json`, except `reliability`. Raises OptionError: it is something else."""
-        try:
-            known: dict[str, Any] = {name: int(found[key]) for key, name in _COUNTS.items()}
-            known |= {name: tuple(int(n) for n in found[name]) for name in _BY_POSITION}
-            return cls(
-                speeds=tuple((float(plain), float(drafted)) for plain, drafted in found["pairs"]),
-                is_identical=bool(found["identical"]),
-                is_changed=bool(found["changed"]),
-                synthetic=tuple(float(rate) for rate in found.get("synthetic", ())),
-                **known,
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise OptionError(f"not figures of augury bench: {type(error).__name__}: {error}") from None
-
-
-def drafter_label(spec_type: str, state: str, *, is_synthetic: bool) -> str:
-    """Name a drafter in a table, marked if its figures are not those of a cold start or of real acceptance.
-
-    >>> drafter_label("suffix", "warm", is_synthetic=True)
-    'suffix (warm, synthetic)'
-    """
-    marks = [mark for mark, is_set in ((state, state != "cold"), ("synthetic", is_synthetic)) if is_set]
-    return f"{spec_type} ({', '.join(marks)})" if marks else spec_type
-
 
 @frozen(eq=False)
 class DrafterResult:
@@ -168,8 +141,9 @@ class DrafterResult:
 
     @property
     def label(self) -> str:
-        """The drafter, as tables name it."""
-        return drafter_label(self.spec_type, self.state, is_synthetic=bool(self.stats.synthetic))
+        """The drafter, as tables name it: marked if its figures are not those of a cold start or of real acceptance."""
+        marks = [self.state] * (self.state != "cold") + ["synthetic"] * bool(self.stats.synthetic)
+        return f"{self.spec_type} ({', '.join(marks)})" if marks else self.spec_type
 
     @property
     def stats(self) -> PairStats:
@@ -216,11 +190,11 @@ def _sums(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
 _HEAD = ["drafter", "category", "plain tok/s", "tok/s", "speed-up", "p10", "accepted", "tokens/round", "identical"]
 
 
-def comparison_lines(found: Mapping[tuple[str, str], Sequence[PairStats]]) -> list[str]:
+def comparison_lines(results: Iterable[DrafterResult]) -> list[str]:
     """A table by drafter and category; the categories' column is left out where there is only one."""
-    rows, notes = [], stall_lines(stats for parts in found.values() for stats in parts)
-    for (drafter, category), parts in found.items():
-        stats = PairStats.pool(parts)
+    found = [(each.label, category, stats) for each in results for category, stats in each.by_category.items()]
+    rows, notes = [], stall_lines(stats for _, _, stats in found)
+    for drafter, category, stats in found:
         share = f"{stats.n_accepted} of {stats.n_drafted} ({stats.acceptance_rate:.0%})"
         speeds = [f"{stats.plain_per_second:.1f}", f"{stats.per_second:.1f}"]
         ratios = [f"{stats.speedup:.2f}x", f"{stats.p10:.2f}x"]
@@ -228,7 +202,7 @@ def comparison_lines(found: Mapping[tuple[str, str], Sequence[PairStats]]) -> li
         identical = "synthetic" if stats.synthetic else identical
         rows.append([drafter, category, *speeds, *ratios, share, f"{stats.tokens_per_round:.2f}", identical])
     is_right = [False, False, True, True, True, True, True, True, False]
-    if len({category for _, category in found}) == 1:
+    if len({category for _, category, _ in found}) == 1:
         rows = [[row[0], *row[2:]] for row in rows]
         return align_rows([[_HEAD[0], *_HEAD[2:]], *rows], is_right=[False, *is_right[2:]]) + notes
     return align_rows([_HEAD, *rows], is_right=is_right) + notes

@@ -19,7 +19,6 @@ from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.page import page
 from augury.plugins.bench.pair_stats import DrafterResult, PairStats, comparison_lines
 from augury.plugins.bench.paired_runs import PairedRuns
-from augury.plugins.bench.saved_results import add_result_flags, check_saved, print_figures
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare
 
 # without a seed plain and drafted texts would differ
@@ -51,7 +50,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     group.flag("--warm", "measure drafters also when they have seen the prompt before")
     group.flag("--html FILE", "write a page that shows speeds, drafts and texts", Path)
-    add_result_flags(parser)
+    parser.flag("--json", "print one JSON object")
     parser.show_first(f"-p -f {cli.FIRST_FLAGS} -n --temp --workload --against --turns --json --html", words=("model",))
     parser.set_defaults(run=_run)
 
@@ -61,7 +60,6 @@ def _run(args: argparse.Namespace) -> int:
         raise OptionError("-n is 0, but prompts are answered here; augury bench passes -p 512 -n 0 times prompts alone")
     if args.html is not None:
         cli.check_page(args.html)
-    check_saved(args.compare, of_passes=False)
     cli.warn_of_synthetic(args)
     if len(args.spec_type) > 1:
         first, *others = args.spec_type
@@ -88,8 +86,10 @@ def _run(args: argparse.Namespace) -> int:
                 results.append(DrafterResult(config["spec_type"], state, tuple(pairs)))
     facts = run_facts(config, prompts, params["max_tokens"])
     found = facts_as_json(facts) | {"n_prompts": len(prompts), "turns": turns, "runs": [each.as_json() for each in results]}
-    rows = {(each.label, name): [stats] for each in results for name, stats in each.by_category.items()}
-    print_figures(found, comparison_lines(rows), args)
+    if args.json:
+        cli.print_json(found)
+    else:
+        cli.print_lines(comparison_lines(results))
     if args.html is not None:
         write_atomically(args.html, page(facts, results))
     return exit_code(each.stats for each in results)

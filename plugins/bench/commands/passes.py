@@ -19,7 +19,6 @@ from augury.interfaces import Progress
 from augury.plugins.bench.abba import MIN_PAIRS, Answer, AnswerPairs, PairedTiming, compare_answers, compare_passes
 from augury.plugins.bench.machine import facts_as_json, machine_facts, round_trip_ns, run_facts
 from augury.plugins.bench.paired_runs import check_drafters
-from augury.plugins.bench.saved_results import add_result_flags, check_saved, print_figures
 from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.timing import Measurement, MeasurementKind, ModelRunner, Timing, sweep
 from augury.plugins.bench.workload import DEFAULT, add_length_flag, add_workload_flag, prompts_to_compare, with_answers
@@ -56,8 +55,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         cli.count(least=1),
     )
     add_peer_flag(group)
-    add_result_flags(parser)
-    parser.show_first("-m -t --curve -p -n -d -r --vs --json --compare", words=("model",))
+    parser.flag("--json", "print one JSON object")
+    parser.show_first("-m -t --curve -p -n -d -r --vs --json", words=("model",))
     parser.set_defaults(run=_run)
 
 
@@ -93,7 +92,6 @@ def _run(args: argparse.Namespace) -> int:
     measurements = _measurements_of(args)
     if args.vs and args.turns is not None and args.turns < MIN_PAIRS:
         raise OptionError(f"-r is {args.turns}, expected at least {MIN_PAIRS} with --vs: fewer say nothing about the median")
-    check_saved(args.compare, of_passes=True)
     with (
         cli.loaded_model(args, max(each.depth + each.n for each in measurements)) as (model, backend),
         cli.ProgressDisplay() as progress,
@@ -118,7 +116,10 @@ def _run(args: argparse.Namespace) -> int:
     for timing in timings:
         figures = {"ms": timing.ms, "tok_s": timing.tok_s, "spread_ms": list(timing.spread_ms)}
         rows[timing.measurement.kind].append({"n": timing.measurement.n, "depth": timing.measurement.depth} | figures)
-    print_figures(about | {"machine": facts} | rows, lines, args)
+    if args.json:
+        cli.print_json(about | {"machine": facts} | rows)
+    else:
+        cli.print_lines(lines)
     return 0
 
 

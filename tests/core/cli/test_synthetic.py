@@ -63,12 +63,11 @@ def test_bench_marks_tables_and_finds_no_fault_with_the_texts(augury):
 
 
 def test_bench_marks_json_and_pages(augury, tmp_path):
-    page, saved = tmp_path / "page.html", tmp_path / "old.json"
+    page = tmp_path / "page.html"
     words = ("--spec-synth-rates", "1,0.5")
     prompt = (*PROMPT, "--temp", "1", "--top-k", "3")  # which the model continues otherwise
     code, out, err = augury("bench drafters", *prompt, "--turns", "1", "--json", "--html", page, synthetic=words)
     told = json.loads(out)
-    saved.write_text(out)
     assert code == 0
     assert told["runs"][0]["synthetic"] == told["runs"][0]["categories"]["all"]["synthetic"] == [1.0, 0.5]
     assert told["machine"]["acceptance"] == "synthetic: 1, 0.5"
@@ -78,8 +77,6 @@ def test_bench_marks_json_and_pages(augury, tmp_path):
     assert "Acceptance is synthetic" in html
     assert "changed the output" not in html
     assert "differs from plain" not in html
-    _, out, _ = augury("bench drafters", *prompt, "--turns", "1", "--compare", saved, synthetic=())
-    assert "acceptance was synthetic: 1, 0.5, is not known" in out
 
 
 @pytest.mark.parametrize(

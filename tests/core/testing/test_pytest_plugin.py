@@ -89,13 +89,6 @@ def test_a_drafter_that_declines_every_time_is_told_so(run):
     assert "none: nothing was drafted, which proves little" in ended.stdout
 
 
-def test_comparisons_are_run_without_the_checks(run):
-    ended = run("--pyargs", "augury.plugins.bench", "--augury-drafter", "none", "--collect-only", "-q", "-m", "")
-    assert ended.returncode == 0, ended.stdout
-    assert "test_drafters.py::" in ended.stdout
-    assert "augury-drafter[" not in ended.stdout
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("words", "told"),

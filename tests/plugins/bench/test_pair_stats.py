@@ -1,13 +1,10 @@
 """What pairs come to."""
 
-import json
-
 import pytest
 from attrs import evolve
 from hypothesis import given, strategies as st
 from support.pairs import pair
 
-from augury.errors import OptionError
 from augury.plugins.bench.pair_stats import DrafterResult, PairStats, comparison_lines, stall_lines
 
 
@@ -22,13 +19,13 @@ def test_speeds_are_medians_and_the_speed_up_that_of_the_pairs_ratios():
 
 def test_a_stalled_pair_is_counted_and_has_no_speed():
     stalled = evolve(pair(5.0, 1.0), n_repeated=3)  # 5 times as fast, with 3 tokens a round
-    stats = PairStats.of([stalled, evolve(pair(3.0, 1.0), n_repeated=1)])
+    result = DrafterResult("x", "cold", (stalled, evolve(pair(3.0, 1.0), n_repeated=1)))
+    stats = result.stats
     assert (stats.ratios, stats.n_repeated, stats.n_stalled) == ([3], 4, 1)
-    assert PairStats.from_json(stats.as_json()) == stats
     (line,) = stall_lines([stats])
     assert "4 plain runs" in line
     assert "1 pairs stalled each time and are left out" in line
-    assert comparison_lines({("x", "all"): [stats]})[2:] == [line]
+    assert comparison_lines([result])[2:] == [line]
     assert stall_lines([PairStats.of([pair()])]) == []
 
 
@@ -72,20 +69,6 @@ def test_stats_pool_to_those_of_all_pairs(groups):
     assert PairStats.pool(PairStats.of(group) for group in groups) == every
     assert sum(every.accepted_by_position) == every.n_accepted
     assert sum(every.offered_by_position) == every.n_drafted
-
-
-@given(st.lists(pairs, max_size=4))
-def test_stats_come_back_from_json(several):
-    stats = PairStats.of(several)
-    assert PairStats.from_json(json.loads(json.dumps(stats.as_json()))) == stats
-
-
-@pytest.mark.parametrize(
-    "found", [{}, {"pairs": 3}, PairStats().as_json() | {"tokens": None}, PairStats().as_json() | {"pairs": [[1]]}]
-)
-def test_other_json_is_refused(found):
-    with pytest.raises(OptionError, match="not figures"):
-        PairStats.from_json(found)
 
 
 def test_a_result_has_stats_by_category():

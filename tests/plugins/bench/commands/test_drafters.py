@@ -125,24 +125,6 @@ def test_without_prompts_it_takes_standard_input_or_its_own_workload(bench, monk
     assert "no tokenizer" in bench()[2]
 
 
-def test_what_changed_since_figures_were_saved_is_shown(bench, workload, tmp_path):
-    old = tmp_path / "old.json"
-    old.write_text(bench("--workload", workload, *NGRAM, "--json")[1])
-    told = json.loads(bench("--workload", workload, *NGRAM, "--json", "--compare", old)[1])["changes"]
-    assert told["against"] == str(old)
-    assert told["differences"] == []
-    assert {(*row["of"], row["figure"]) for row in told["rows"]} == {
-        ("ngram-simple", category, figure)
-        for category in ("copying", "other")
-        for figure in ("plain tok/s", "tok/s", "speed-up", "acceptance")
-    }
-    code, out, _ = bench("--prompt-tokens", REPEATING, *NGRAM, "--compare", old)
-    assert code == 0
-    assert f"against {old}:" in out
-    assert "- -> " in out  # the category is new
-    assert "workload was" in out.splitlines()[-1]
-
-
 def test_a_page_is_written(bench, workload, tmp_path):
     code, _, _ = bench("--workload", workload, *NGRAM, "--html", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -189,7 +171,6 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["--compare", "absent.json"], 1, "absent.json"),
         (["--workload", "absent.jsonl"], 1, "absent.jsonl"),
         (["--turns", "0"], 2, "--turns is '0'"),
         (["-r", "few"], 2, "-r is 'few', expected a whole number"),

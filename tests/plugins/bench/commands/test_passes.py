@@ -66,23 +66,6 @@ def test_the_table_sets_passes_against_a_single_token(bench):
     assert four.split()[-1].endswith("x")
 
 
-def test_what_changed_since_passes_were_saved_is_shown(bench, tmp_path):
-    old = tmp_path / "old.json"
-    old.write_text(bench("--curve", "1,2", "--json")[1])
-    told = json.loads(bench("--curve", "2,4", "--compare", old, "--json")[1])["changes"]
-    assert [(row["of"], row["then"] is None, row["now"] is None) for row in told["rows"]] == [
-        (["curve", "2", "0"], False, False),
-        (["curve", "4", "0"], True, False),
-        (["curve", "1", "0"], False, True),
-    ]
-    code, out, _ = bench("--curve", 2, "--compare", old)
-    _, _, against, head, row, _ = out.splitlines()
-    assert code == 0
-    assert against == f"against {old}:"
-    assert head.split()[:3] == ["measure", "n", "depth"]
-    assert row.split()[:3] == ["curve", "2", "0"]
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -117,14 +100,3 @@ def test_a_depth_that_no_memory_holds_is_refused_before_any_work(bench):
     code, out, err = bench("--curve", 1, "-d", 10**15)
     assert (code, out) == (1, "")
     assert "ask for a smaller context" in err
-
-
-def test_figures_of_another_kind_are_refused_before_any_work(bench, capsys, tmp_path):
-    drafters = functools.partial(run, capsys, "bench", "drafters", *here())
-    old = tmp_path / "old.json"
-    old.write_text(bench("--curve", "1", "--json")[1])
-    code, _, err = drafters("--prompt-tokens", "1", "--compare", old)
-    assert (code, "holds figures of passes, but drafters are timed here" in err) == (2, True)
-    old.write_text(drafters("--prompt-tokens", "1,2,1,2", "-n", 4, "--turns", 1, "--json")[1])
-    code, _, err = bench("--curve", "1", "--compare", old)
-    assert (code, "holds figures of drafters, but passes are timed here" in err) == (2, True)
