@@ -17,11 +17,10 @@ from attrs import asdict, frozen
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
-from augury.cli.report import check_page, print_json, print_lines, say, write_page
+from augury.cli.report import print_json, print_lines, say
 from augury.cli.text_file import numbered_lines, read_text
-from augury.engine.perplexity import WINDOW, Perplexity
+from augury.engine.perplexity import WINDOW
 from augury.errors import AuguryError
-from augury.notebook import table
 from augury.registry import Registry
 
 if TYPE_CHECKING:
@@ -88,25 +87,18 @@ def add_parsers(subparsers: Any, registry: Registry, argv: Sequence[str]) -> Non
     parser.flag("-f --file FILE", "questions, as JSON lines", Path, required=True)
     parser.flag("-n --n-predict N", "tokens of an answer (default: 64)", count(least=1), default=64)
     parser.flag("--json", "print a JSON object")
-    parser.flag("--html FILE", "write a page with the outcome of each question", Path)
     add_model_flags(parser, registry, argv, n_slots=4, has_drafters=False)
     parser.set_defaults(run=_eval)
-    parser.show_first("-f -n --json --html -m -c -np -t -ngl", words=("model",))
+    parser.show_first("-f -n --json -m -c -np -t -ngl", words=("model",))
 
 
 def _eval(args: argparse.Namespace) -> int:
     questions = [Question.of(line, f"{args.file}:{i}") for i, line in numbered_lines(read_text(args.file))]
     if not questions:
         raise AuguryError(f"{args.file}: empty, expected a question in each line")
-    if args.html is not None:
-        check_page(args.html)
     right: dict[str, list[bool]] = {}
-    rows = []
     with load_engine(args, (), None) as engine, ProgressDisplay() as progress:
-        in_order = sorted(questions, key=lambda question: not question.choices)
         for done, outcome in enumerate(outcomes(engine, questions, args.n_predict), start=1):
-            question, said = in_order[done - 1], ", ".join(f"{name} {'✓' if each else '✗'}" for name, each in outcome.items())
-            rows.append((question.prompt, question.choices[question.answer] if question.choices else question.answer, said))
             for name, is_right in outcome.items():
                 right.setdefault(name, []).append(is_right)
             progress("questions", done, len(questions))
@@ -115,10 +107,6 @@ def _eval(args: argparse.Namespace) -> int:
         print_json({"model": str(engine.config["model"]), **{name: asdict(rate) for name, rate in rates.items()}})
     else:
         print_lines(f"{name} {rate}" for name, rate in rates.items())
-    if args.html is not None:
-        figures = table("", (), rates.items())
-        told = table("questions", ("prompt", "answer", "outcome"), rows)
-        write_page(args.html, f"eval: {engine.config['model']}", figures, told)
     return 0
 
 
@@ -162,43 +150,24 @@ def _add_perplexity(subparsers: Any, registry: Registry, argv: Sequence[str]) ->
     parser.flag("-f --file FILE", "the text, in UTF-8", Path, required=True)
     parser.flag("--chunks N", "take the first N windows (default: all)", count(least=1))
     parser.flag("--json", "print a JSON object")
-    parser.flag("--html FILE", "write a page with the perplexity after each window", Path)
     add_model_flags(parser, registry, argv, n_slots=1, has_drafters=False)
     parser.set_defaults(ctx_size=WINDOW, run=_perplexity)
-    parser.show_first("-f --chunks --json --html -m -c -t -ngl", words=("model",))
+    parser.show_first("-f --chunks --json -m -c -t -ngl", words=("model",))
 
 
 def _perplexity(args: argparse.Namespace) -> int:
-    text, after = read_text(args.file), list[tuple[int, Perplexity]]()
-    if args.html is not None:
-        check_page(args.html)
-
-    def tell(done: int, n: int, so_far: Perplexity) -> None:
-        progress("windows", done, n)
-        after.append((done, so_far))
-
+    text = read_text(args.file)
     with load_engine(args, (), None) as engine, ProgressDisplay() as progress:
         start, window = perf_counter(), engine.config["n_ctx"]
-        found = engine.perplexity(text, window=window, n_windows=args.chunks, progress=tell)
+        found = engine.perplexity(text, window=window, n_windows=args.chunks, progress=progress)
         seconds, n_read = perf_counter() - start, found.n_windows * window
         name = engine.config["model"]
     if args.json:
         error = found.error if math.isfinite(found.error) else None  # of a single token, which has none
         print_json({"model": name, "window": window, **attrs.asdict(found), "error": error, "seconds": seconds})
     else:
-        print_lines([f"perplexity {_value(found)}"])
-        say(_line(found, window, n_read / seconds))
-    if args.html is not None:
-        facts = [("perplexity", _value(found)), ("text", args.file), ("", _line(found, window, n_read / seconds))]
-        so_far = table("after each window", ("windows", "perplexity"), [(n, _value(each)) for n, each in after])
-        write_page(args.html, f"perplexity: {name}", table("", (), facts), so_far)
+        print_lines([f"perplexity {found.value:.4f} ± {found.error:.4f}"])
+        windows = "1 window" if found.n_windows == 1 else f"{found.n_windows} windows"
+        speed = f"{n_read / seconds:.1f} tok/s"
+        say(f"{windows} of {window} tokens, {found.n_tokens} tokens predicted | {speed}")
     return 0
-
-
-def _value(found: Perplexity) -> str:
-    return f"{found.value:.4f} ± {found.error:.4f}"
-
-
-def _line(found: Perplexity, window: int, speed: float) -> str:
-    windows = "1 window" if found.n_windows == 1 else f"{found.n_windows} windows"
-    return f"{windows} of {window} tokens, {found.n_tokens} tokens predicted | {speed:.1f} tok/s"

@@ -1,4 +1,4 @@
-"""Output of the command line: tables, pages of figures, the configuration, statistics of requests, and JSON."""
+"""Output of the command line: tables, the configuration, statistics of requests, and JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +15,6 @@ import attrs
 
 from augury.cli.text_file import check_writable
 from augury.errors import OptionError
-from augury.files.atomic_file import write_atomically
 from augury.options import Spec
 from augury.types import Allocation, Result, Summary, TokenLogprob
 
@@ -258,15 +256,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
             yield prefix + key, value
 
 
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 58rem; padding: 1.5rem 1rem; }
-table { border-collapse: collapse; margin: .3rem 0 1.5rem; width: 100%; } th { text-align: left; }
-td, th { border-top: 1px solid #8884; padding: .2rem .8rem .2rem 0; vertical-align: top; }
-td { overflow-wrap: anywhere; white-space: pre-wrap; }
-"""
-
-
 def check_page(path: Path) -> None:
     """See that a page can be written, and takes the place of no other file, but perhaps of an earlier page.
 
@@ -279,9 +268,3 @@ def check_page(path: Path) -> None:
             if b"<title>augury " not in file.read(1024):
                 message = "exists and is no page of augury; it is left as it is, name another file"
                 raise OptionError(f"--html: {path} {message}")
-
-
-def write_page(path: Path, title: str, *tables: str) -> None:
-    """Write a page of tables, which are HTML, as `notebook.table` writes them."""
-    head = f'<!doctype html><meta charset="utf-8"><title>augury {escape(title)}</title><style>{_STYLE}</style>'
-    write_atomically(path, f"{head}<h1>{escape(title)}</h1>{''.join(tables)}\n")

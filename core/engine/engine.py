@@ -33,7 +33,7 @@ from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.guard import guarded
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, context_size, make_backend, only_spec, plan_of
-from augury.notebook_progress import shown_progress
+from augury.notebook import shown_progress
 from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.config import Speculation, choose_drafters, kernels_of, serving_drafters, uses_mtp
@@ -338,11 +338,6 @@ class Engine(Receipts, Evaluations):
         told = {"spec_type": str(self._speculation), "speculative": self._speculation.effective()}
         self.config = {**self.config, **told}
         return True
-
-    @property
-    def hidden_state_names(self) -> tuple[str, ...]:
-        """What `hidden_states`, of the engine or of a request, may name."""
-        return tuple(self._context.model.features)
 
     def watch_trials(self, observer: Callable[[Iterable[Trial]], object] | None) -> None:
         """Hand an observer every token that is proposed with a chance, and whether it was right; None: no observer.

@@ -7,7 +7,7 @@ loop: a generator that takes a step at a time, between rounds.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from augury.engine.context import EngineContext
+from augury.engine.generation import Generation
 from augury.engine.loop import Loop
 from augury.engine.perplexity import WINDOW, Perplexity, windows_of
 from augury.engine.request import checked_tokens, is_several
 from augury.engine.stats import PromptToken
-from augury.engine.worker import Worker
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.guard import guarded
-from augury.notebook_progress import shown_progress
+from augury.interfaces import Progress
+from augury.notebook import shown_progress
 from augury.options import check_count
 from augury.passes import Pass
-from augury.text.tokenizer import Tokenizer
 from augury.types import ModelInfo, Round, TokenLogprob
 
 Steps = Generator[Any, None, None]
@@ -35,19 +35,14 @@ Steps = Generator[Any, None, None]
 POOLING = ("none", "mean", "cls", "last")
 """How tokens' embeddings are pooled: all of them, their mean, the first, the last. llama.cpp's names."""
 
+_NO_ROWS = np.empty(0, np.int32)
 
-class Evaluations(ABC):
-    """Logits, log-probabilities, embeddings and hidden states of texts. The slots used forget their contents."""
+
+class Evaluations(Generation, ABC):
+    """What an engine tells of texts, or of lists of token ids. The slots used forget their contents."""
 
     info: ModelInfo
-    tokenizer: Tokenizer | None
     _context: EngineContext
-    _n_vocab: int
-    _worker: Worker
-
-    @abstractmethod
-    def _tokens(self, prompt: Any, messages: Any) -> np.ndarray:
-        """The token ids of a text or a conversation, (T,) int32."""
 
     def evaluate(self, prompt: str | Sequence[int] | np.ndarray, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """The logits after every token of a text, without generating, in a free slot, whose contents are forgotten.
@@ -63,14 +58,20 @@ class Evaluations(ABC):
             OptionError: A token or row is out of range, or there are none.
             CapacityError: The tokens do not fit into the context.
         """
-        context, tokens = self._context, self._tokens(prompt, None)
+        tokens = self._tokens(prompt, None)
         wanted = _checked_rows(rows, len(tokens))
         rising, back = np.unique(wanted, return_inverse=True)
-        logits: np.ndarray = self._worker.answer(lambda loop: _evaluate(loop, context, tokens, rising))
+        logits = np.empty((len(rising), self.info.n_vocab), np.float32)
+
+        def read(_: int, start: int, stop: int, passed: Pass, *__: int) -> None:
+            first, last = np.searchsorted(rising, (start, stop))
+            logits[first:last] = passed.rows()
+
+        self._worker.answer(_reading(self._context, [tokens], read, lambda: logits, rows=rising))
         return logits if np.array_equal(rising, wanted) else logits[back]
 
     def score(self, texts: Any, *, logprobs: int = 0) -> list[Any]:
-        """How probable the tokens of texts are. The slots used forget their contents.
+        """How probable the tokens of texts are.
 
         Args:
             texts: A text or token ids, or a list of such.
@@ -83,21 +84,34 @@ class Evaluations(ABC):
             AuguryError: By its kind: a text that has no tokens, or too many for the context, or a count below 0.
         """
         scored: list[Any] = self._worker.answer(self._scoring(texts, logprobs))
-        return scored if is_several(texts) else scored[0]
+        return scored
 
     async def ascore(self, texts: Any, *, logprobs: int = 0) -> list[Any]:
         """`score` for asyncio: the event loop goes on meanwhile, and a task that is cancelled frees its slots."""
         scored: list[Any] = await self._worker.answer_async(await asyncio.to_thread(self._scoring, texts, logprobs))
-        return scored if is_several(texts) else scored[0]
+        return scored
 
-    def _scoring(self, texts: Any, logprobs: int) -> Callable[[Loop], Steps]:
-        context, n_top, n_vocab, tokenizer = self._context, check_count("logprobs", logprobs, 0), self._n_vocab, self.tokenizer
-        tokens = self._each(texts)
+    def _scoring(self, given: Any, logprobs: int) -> Callable[[Loop], Steps]:
+        n_top, narrowed, tokenizer = check_count("logprobs", logprobs, 0), self._narrowing(), self.tokenizer
         spell: Callable[[int], bytes | None] = (lambda _: None) if tokenizer is None else tokenizer.piece
-        return lambda loop: _score(loop, context, tokens, n_top, n_vocab, spell)
+        texts = self._each(given)
+        scored = [[PromptToken(int(text[0]), spell(int(text[0])))] for text in texts]
+
+        def read(text: int, start: int, stop: int, passed: Pass, first: int, _: int) -> None:
+            passed = narrowed(passed)  # of which only the probabilities are kept
+            following = texts[text][start + 1 : stop + 1].tolist()  # none after the last
+            rows = np.arange(first, first + len(following), dtype=np.int32)
+            for token, row, ids, values in zip(following, rows.tolist(), *passed.top_k(rows, n_top), strict=True):
+                logit, normalizer = _logit_and_normalizer(passed, row, token)
+                top = (TokenLogprob(i, x - normalizer, spell(i)) for i, x in zip(ids.tolist(), values.tolist(), strict=True))
+                rank = 1 + int(np.count_nonzero(passed.row(row) > logit))
+                scored[text].append(PromptToken(token, spell(token), logit - normalizer, rank, tuple(top)))
+
+        rows = np.arange(max(map(len, texts)))
+        return _reading(self._context, texts, read, lambda: _as_given(given, scored), rows=rows)
 
     def logprobs(self, texts: Any, *, first: int = 1) -> Any:
-        """The log-probabilities of the tokens of texts, each after those before it. The slots used forget their contents.
+        """The log-probabilities of the tokens of texts, each after those before it.
 
         They are those that `score` tells and that a request reports of the same tokens, to the bit.
 
@@ -111,10 +125,17 @@ class Evaluations(ABC):
         Raises:
             AuguryError: By its kind: a text that has no tokens, or too many for the context, or `first` below 1.
         """
-        context, n_vocab, tokens = self._context, self._n_vocab, self._each(texts)
-        start = check_count("first", first, 1)
-        found: list[np.ndarray] = self._worker.answer(lambda loop: _logprobs(loop, context, tokens, start, n_vocab))
-        return found if is_several(texts) else found[0]
+        each, wanted, narrowed = self._each(texts), check_count("first", first, 1), self._narrowing()
+        found = [np.empty(max(len(text) - wanted, 0)) for text in each]
+
+        def read(text: int, start: int, stop: int, passed: Pass, _: int, row: int) -> None:
+            passed, begin = narrowed(passed), max(start + 1, wanted)
+            for i, token in enumerate(each[text][begin : stop + 1].tolist()):
+                logit, normalizer = _logit_and_normalizer(passed, row + i, token)
+                found[text][begin - wanted + i] = logit - normalizer
+
+        rows = np.arange(wanted - 1, max(map(len, each)))
+        return self._worker.answer(_reading(self._context, each, read, lambda: _as_given(texts, found), rows=rows))
 
     def perplexity(
         self,
@@ -122,7 +143,7 @@ class Evaluations(ABC):
         *,
         window: int = WINDOW,
         n_windows: int | None = None,
-        progress: Callable[[int, int, Perplexity], object] | None = None,
+        progress: Progress | None = None,
     ) -> Perplexity:
         """How well the model predicts a text of any length, as `llama-perplexity` counts it.
 
@@ -131,7 +152,7 @@ class Evaluations(ABC):
             window: The text is cut into windows of so many tokens, without the rest. In the second half of each, every token is
                 predicted after all of the window before it.
             n_windows: How many windows to take at most; None: all.
-            progress: Is told how many windows are computed, of how many, and their perplexity.
+            progress: Is told how many windows are computed, of how many; None: a notebook shows it.
 
         Raises:
             AuguryError: By its kind: a text shorter than a window, or a window that does not fit into the context.
@@ -143,16 +164,14 @@ class Evaluations(ABC):
         bos = tokenizer.bos if tokenizer is not None and tokenizer.add_bos else None
         windows = windows_of(tokens, window, n_windows, bos)
         found: list[np.ndarray] = []
-        show = shown_progress()
+        show = progress or shown_progress()
         for start in range(0, len(windows), n_at_once := self._context.spec.n_slots):
             found += self.logprobs(list(windows[start : start + n_at_once]), first=window // 2 + 1)
             show("windows", len(found), len(windows))
-            if progress is not None:
-                progress(len(found), len(windows), Perplexity.of(found))
         return Perplexity.of(found)
 
     def embed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
-        """Embeddings: the inputs of the output's matrix. The slots used forget their contents.
+        """Embeddings: the inputs of the output's matrix.
 
         A mean is summed in float64, token by token: it does not depend on how the text was divided into passes.
 
@@ -168,20 +187,43 @@ class Evaluations(ABC):
         Raises:
             AuguryError: By its kind: no such pooling, no embeddings, a text that has no tokens, or too many for the context.
         """
-        embeddings = self._worker.answer(self._embedding(texts, pooling, normalize=normalize))
-        return embeddings if is_several(texts) else embeddings[0]
+        kind = _checked_pooling(pooling, self.info)
+        embeddings: np.ndarray | list[np.ndarray] = self._worker.answer(self._embedding(texts, kind, normalize=normalize))
+        return embeddings
 
     async def aembed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
         """`embed` for asyncio: the event loop goes on meanwhile, and a task that is cancelled frees its slots."""
-        embeddings = await self._worker.answer_async(self._embedding(texts, pooling, normalize=normalize))
-        return embeddings if is_several(texts) else embeddings[0]
+        steps = self._embedding(texts, _checked_pooling(pooling, self.info), normalize=normalize)
+        embeddings: np.ndarray | list[np.ndarray] = await self._worker.answer_async(steps)
+        return embeddings
 
-    def _embedding(self, texts: Any, pooling: str | None, *, normalize: bool) -> Callable[[Loop], Steps]:
-        context, kind, tokens = self._context, _checked_pooling(pooling, self.info), self._each(texts)
-        return lambda loop: _embed(loop, context, tokens, kind, normalize=normalize)
+    def _embedding(self, given: Any, pooling: str, *, normalize: bool) -> Callable[[Loop], Steps]:
+        if "output" not in self.hidden_state_names:
+            raise UnsupportedError("this backend has no embeddings; load the model with another one")
+        texts = self._each(given)
+        embeddings: list[Any] = [[] for _ in texts]
+
+        def read(text: int, start: int, stop: int, passed: Pass, first: int, _: int) -> None:
+            values = passed.features("output")[first : first + stop - start]
+            if pooling == "mean":
+                before = embeddings[text] if start else np.zeros(values.shape[1])
+                embeddings[text] = np.add.reduce(np.vstack([before[None], values]), axis=0, dtype=np.float64)
+            elif pooling == "none":
+                embeddings[text].append(values.copy())
+            elif start == 0 or pooling == "last":
+                embeddings[text] = values[0 if pooling == "cls" else -1].copy()
+
+        def result() -> Any:
+            of_mean = pooling == "mean"
+            found = [sums / len(text) if of_mean else sums for sums, text in zip(embeddings, texts, strict=True)]
+            found = [np.concatenate(each) for each in found] if pooling == "none" else found
+            scaled = [_unit(each) if normalize else each.astype(np.float32) for each in found]
+            return _as_given(given, scaled if pooling == "none" else np.stack(scaled))
+
+        return _reading(self._context, texts, read, result, features=("output",))
 
     async def arank(self, texts: Any) -> np.ndarray:
-        """How well documents answer queries, of a model with a rank head, for asyncio. The slots used forget their contents.
+        """How well documents answer queries, of a model with a rank head, for asyncio.
 
         Args:
             texts: A list of token ids, as `RankHead.tokens` writes a query and a document.
@@ -192,19 +234,17 @@ class Evaluations(ABC):
         Raises:
             AuguryError: By its kind: the model has no rank head, or a text has no tokens, or too many for the context.
         """
-        context, head, tokens = self._context, self.info.rank_head, self._each(texts)
-        if head is None:
+        if (head := self.info.rank_head) is None:
             raise UnsupportedError(f"{self.info.name} has no rank head; compare embeddings")
+        return head.scores(await self._worker.answer_async(self._embedding(texts, "last", normalize=False)))
 
-        def steps(loop: Loop) -> Steps:
-            for found in _embed(loop, context, tokens, "last", normalize=False):
-                yield None if found is None else head.scores(found)
-
-        found: np.ndarray = await self._worker.answer_async(steps)
-        return found
+    @property
+    def hidden_state_names(self) -> tuple[str, ...]:
+        """What `hidden_states`, of the engine or of a request, may name."""
+        return tuple(self._context.model.features)
 
     def hidden_states(self, texts: Any, names: Sequence[str]) -> Any:
-        """The outputs of layers for every token, as heads and other drafters read them. The slots used forget their texts.
+        """The outputs of layers for every token, as heads and other drafters read them.
 
         Args:
             texts: A text or token ids, or a list of such.
@@ -219,66 +259,31 @@ class Evaluations(ABC):
         """
         if isinstance(names, str):
             raise OptionError(f"names is {names!r}, expected a list of names, such as [{names!r}]")
-        context, tokens, wanted = self._context, self._each(texts), tuple(names)
-        found: list[dict[str, np.ndarray]] = self._worker.answer(lambda loop: _hidden_states(loop, context, tokens, wanted))
-        return found if is_several(texts) else found[0]
+        widths, each = self._context.model.features, self._each(texts)
+        if missing := [name for name in names if name not in widths]:
+            known = ", ".join(widths) or "none"
+            raise UnsupportedError(f"{self.info.name} tells no hidden states {missing[0]!r}; expected some of: {known}")
+        found = [{name: np.empty((len(text), widths[name]), np.float32) for name in names} for text in each]
+
+        def read(text: int, start: int, stop: int, passed: Pass, first: int, _: int) -> None:
+            for name, values in found[text].items():
+                values[start:stop] = passed.features(name)[first : first + stop - start]
+
+        steps = _reading(self._context, each, read, lambda: _as_given(texts, found), features=tuple(names))
+        return self._worker.answer(steps)
+
+    def _narrowing(self) -> Callable[[Pass], Pass]:
+        """A function of a pass: its rows over the tokenizer's tokens alone, where there are logits of more."""
+        n = self._n_vocab
+        return (lambda passed: passed.first(n)) if n < self.info.n_vocab else lambda passed: passed
 
     def _each(self, texts: Any) -> list[np.ndarray]:
         return [self._tokens(text, None) for text in (texts if is_several(texts) else [texts])]
 
 
-def _evaluate(loop: Loop, context: EngineContext, tokens: np.ndarray, rows: np.ndarray) -> Steps:
-    logits = np.empty((len(rows), context.info.n_vocab), np.float32)
-
-    def read(_: int, start: int, stop: int, passed: Pass, *__: int) -> None:
-        first, last = np.searchsorted(rows, (start, stop))
-        logits[first:last] = passed.rows()
-
-    yield from _read(loop, context, [tokens], rows, (), read)
-    yield logits
-
-
-def _score(
-    loop: Loop,
-    context: EngineContext,
-    texts: Sequence[np.ndarray],
-    n_top: int,
-    n_vocab: int,
-    spell: Callable[[int], bytes | None],
-) -> Steps:
-    """Only the probabilities are kept of each pass."""
-    scored = [[PromptToken(int(text[0]), spell(int(text[0])))] for text in texts]
-
-    def read(text: int, start: int, stop: int, passed: Pass, first: int, _: int) -> None:
-        passed = _narrowed(passed, context, n_vocab)
-        following = texts[text][start + 1 : stop + 1].tolist()  # none after the last
-        rows = np.arange(first, first + len(following), dtype=np.int32)
-        for token, row, ids, values in zip(following, rows.tolist(), *passed.top_k(rows, n_top), strict=True):
-            logit, normalizer = _logit_and_normalizer(passed, row, token)
-            top = (TokenLogprob(i, x - normalizer, spell(i)) for i, x in zip(ids.tolist(), values.tolist(), strict=True))
-            rank = 1 + int(np.count_nonzero(passed.row(row) > logit))
-            scored[text].append(PromptToken(token, spell(token), logit - normalizer, rank, tuple(top)))
-
-    yield from _read(loop, context, texts, np.arange(max(map(len, texts))), (), read)
-    yield scored
-
-
-def _logprobs(loop: Loop, context: EngineContext, texts: Sequence[np.ndarray], first: int, n_vocab: int) -> Steps:
-    found = [np.empty(max(len(text) - first, 0)) for text in texts]
-
-    def read(text: int, start: int, stop: int, passed: Pass, _: int, row: int) -> None:
-        passed = _narrowed(passed, context, n_vocab)
-        begin, following = max(start + 1, first), texts[text][max(start + 1, first) : stop + 1].tolist()
-        for i, token in enumerate(following):
-            logit, normalizer = _logit_and_normalizer(passed, row + i, token)
-            found[text][begin - first + i] = logit - normalizer
-
-    yield from _read(loop, context, texts, np.arange(first - 1, max(map(len, texts))), (), read)
-    yield found
-
-
-def _narrowed(passed: Pass, context: EngineContext, n_vocab: int) -> Pass:
-    return passed.first(n_vocab) if n_vocab < context.info.n_vocab else passed
+def _as_given(texts: Any, found: Any) -> Any:
+    """What was found of texts, in a list only if they were."""
+    return found if is_several(texts) else found[0]
 
 
 def _logit_and_normalizer(passed: Pass, row: int, token: int) -> tuple[float, float]:
@@ -288,87 +293,55 @@ def _logit_and_normalizer(passed: Pass, row: int, token: int) -> tuple[float, fl
     return float(passed.gather(row, np.array([token], np.int32))[0]), normalizer
 
 
-def _embed(loop: Loop, context: EngineContext, texts: Sequence[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
-    if "output" not in context.model.features:
-        raise UnsupportedError("this backend has no embeddings; load the model with another one")
-    embeddings: list[Any] = [[] for _ in texts]
-
-    def read(text: int, start: int, stop: int, passed: Pass, first: int, _: int) -> None:
-        values = passed.features("output")[first : first + stop - start]
-        if pooling == "mean":
-            before = embeddings[text] if start else np.zeros(values.shape[1])
-            embeddings[text] = np.add.reduce(np.vstack([before[None], values]), axis=0, dtype=np.float64)
-        elif pooling == "none":
-            embeddings[text].append(values.copy())
-        elif start == 0 or pooling == "last":
-            embeddings[text] = values[0 if pooling == "cls" else -1].copy()
-
-    yield from _read(loop, context, texts, np.empty(0, np.int32), ("output",), read)
-    if pooling == "mean":
-        embeddings = [sums / len(text) for sums, text in zip(embeddings, texts, strict=True)]
-    if pooling == "none":
-        embeddings = [np.concatenate(each) for each in embeddings]
-    scaled = [_unit(each) if normalize else each.astype(np.float32) for each in embeddings]
-    yield scaled if pooling == "none" else np.stack(scaled)
-
-
-def _hidden_states(loop: Loop, context: EngineContext, texts: Sequence[np.ndarray], names: tuple[str, ...]) -> Steps:
-    widths = context.model.features
-    if missing := [name for name in names if name not in widths]:
-        known = ", ".join(widths) or "none"
-        raise UnsupportedError(f"{context.info.name} tells no hidden states {missing[0]!r}; expected some of: {known}")
-    found = [{name: np.empty((len(text), widths[name]), np.float32) for name in names} for text in texts]
-
-    def read(text: int, start: int, stop: int, passed: Pass, first: int, _: int) -> None:
-        for name, values in found[text].items():
-            values[start:stop] = passed.features(name)[first : first + stop - start]
-
-    yield from _read(loop, context, texts, np.empty(0, np.int32), names, read)
-    yield found
-
-
-def _read(
-    loop: Loop,
+def _reading(
     context: EngineContext,
     texts: Sequence[np.ndarray],
-    rows: np.ndarray,
-    features: tuple[str, ...],
     read: Callable[[int, int, int, Pass, int, int], None],
-) -> Steps:
-    """Compute as many texts at once as slots are free, with the logits of the positions `rows`, (r,) rising.
+    result: Callable[[], Any],
+    *,
+    rows: np.ndarray = _NO_ROWS,
+    features: tuple[str, ...] = (),
+) -> Callable[[Loop], Steps]:
+    """Steps that compute as many texts at once as slots are free, with the logits of the positions `rows`, (r,) rising.
 
     `read` gets the text, from and to where a pass went on with it, the pass, and the first of its tokens and rows for that.
+    `result` is called at the end.
     """
-    waiting = deque(range(len(texts)))
-    places: dict[int, tuple[int, int]] = {}  # by text: its slot, and how many of its tokens are computed
-    try:
-        while waiting or places:
-            while waiting and (slot := loop.slots.reserve(texts[waiting[0]])) is not None:
-                places[waiting.popleft()] = slot, 0
-            feeds, n_left = [], loop.n_chunk
-            for text, (slot, start) in places.items():
-                if len(tokens := texts[text][start : start + n_left]):
-                    first, last = np.searchsorted(rows, (start, start + len(tokens)))
-                    feeds.append((text, start, context.prepare(slot, tokens, (rows[first:last] - start).astype(np.int32))))
-                    n_left -= len(tokens)
-            if feeds:
-                begun_at, passed, at, row = perf_counter(), context.forward([feed for *_, feed in feeds], features), 0, 0
-                passed.wait()
-                forward_s, n_tokens = perf_counter() - begun_at, sum([feed.n_tokens for *_, feed in feeds])
-                if loop.on_round is not None:
-                    guarded(loop.on_round, round=Round(len(feeds), n_tokens, 0, 0, 0, draft_s=0.0, forward_s=forward_s))
-                for text, start, feed in feeds:
-                    stop = start + len(feed.tokens)
-                    read(text, start, stop, passed, at, row)
-                    at, row = at + feed.n_tokens, row + np.size(feed.rows)
-                    context.commit(feed)
-                    places[text] = feed.slot, stop
-                    if stop == len(texts[text]):
-                        loop.slots.release(places.pop(text)[0])
-            yield None
-    finally:
-        for slot, _ in places.values():
-            loop.slots.release(slot)
+
+    def steps(loop: Loop) -> Steps:
+        waiting = deque(range(len(texts)))
+        places: dict[int, tuple[int, int]] = {}  # by text: its slot, and how many of its tokens are computed
+        try:
+            while waiting or places:
+                while waiting and (slot := loop.slots.reserve(texts[waiting[0]])) is not None:
+                    places[waiting.popleft()] = slot, 0
+                feeds, n_left = [], loop.n_chunk
+                for text, (slot, start) in places.items():
+                    if len(tokens := texts[text][start : start + n_left]):
+                        first, last = np.searchsorted(rows, (start, start + len(tokens)))
+                        feeds.append((text, start, context.prepare(slot, tokens, (rows[first:last] - start).astype(np.int32))))
+                        n_left -= len(tokens)
+                if feeds:
+                    begun_at, passed, at, row = perf_counter(), context.forward([feed for *_, feed in feeds], features), 0, 0
+                    passed.wait()
+                    forward_s, n_tokens = perf_counter() - begun_at, sum([feed.n_tokens for *_, feed in feeds])
+                    if loop.on_round is not None:
+                        guarded(loop.on_round, round=Round(len(feeds), n_tokens, 0, 0, 0, draft_s=0.0, forward_s=forward_s))
+                    for text, start, feed in feeds:
+                        stop = start + len(feed.tokens)
+                        read(text, start, stop, passed, at, row)
+                        at, row = at + feed.n_tokens, row + np.size(feed.rows)
+                        context.commit(feed)
+                        places[text] = feed.slot, stop
+                        if stop == len(texts[text]):
+                            loop.slots.release(places.pop(text)[0])
+                yield None
+        finally:
+            for slot, _ in places.values():
+                loop.slots.release(slot)
+        yield result()
+
+    return steps
 
 
 def _checked_rows(rows: Any, n: int) -> np.ndarray:

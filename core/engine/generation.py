@@ -17,7 +17,7 @@ from augury.engine.sequence import RunningSequence
 from augury.engine.worker import Worker
 from augury.errors import OptionError, UnsupportedError
 from augury.loader import Loader
-from augury.notebook_progress import shown_progress
+from augury.notebook import shown_progress
 from augury.options import check_count
 from augury.text.chat_template import ChatTemplate, prompt_ids
 from augury.text.tokenizer import Tokenizer

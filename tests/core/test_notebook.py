@@ -9,7 +9,7 @@ from support.vocabularies import tokenizer
 
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.notebook_progress import NotebookProgress, shown_progress
+from augury.notebook import NotebookProgress, shown_progress
 from augury.types import Result, Summary, Token
 
 
@@ -53,7 +53,7 @@ def cell(monkeypatch):
     shell = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(HTML=str, display=display))
-    monkeypatch.setattr("augury.notebook_progress.monotonic", lambda: time.__setitem__(0, time[0] + 0.3) or time[0])
+    monkeypatch.setattr("augury.notebook.monotonic", lambda: time.__setitem__(0, time[0] + 0.3) or time[0])
     return shown
 
 

@@ -103,12 +103,3 @@ def test_the_command_prints_rates_and_a_json_object(tiny, tmp_path, capsys):
         "acc 0.5000 ± 0.5000 (2 questions)\nacc_norm 0.5000 ± 0.5000 (2 questions)\nexact_match 0.0000 (1 question)\n",
     )
     assert json.loads(run(capsys, *words, "--json")[1])["acc"] == {"value": 0.5, "error": 0.5, "n": 2}
-    page = tmp_path / "page.html"
-    assert run(capsys, *words, "--html", page)[1] == out
-    told = page.read_text()
-    assert "<td>acc_norm</td><td>0.5000 ± 0.5000 (2 questions)</td>" in told
-    assert "<td>the sea</td><td>is</td><td>acc " in told
-    assert "<td>the</td><td>sea</td><td>exact_match ✗</td>" in told
-    assert run(capsys, *words, "--html", page)[0] == 0  # in place of its own
-    code, _, err = run(capsys, *words, "--html", file)
-    assert (code, "is no page of augury; it is left as it is" in err) == (2, True)
