@@ -250,7 +250,7 @@ def parse_specs(text: str, kind: str = "plugin") -> tuple[Spec, ...]:
     ['ngram-simple:n=3,m=8', 'draft-model']
     >>> [spec.name for spec in parse_specs("ngram-simple,draft-model")]
     ['ngram-simple', 'draft-model']
-    >>> parse_specs("recurrent-checkpoint(suffix;ngram-mod:n_max=8)")[0].values
+    >>> parse_specs("wrapper(suffix;ngram-mod:n_max=8)")[0].values
     (('inner', 'suffix;ngram-mod:n_max=8'),)
 
     Raises:

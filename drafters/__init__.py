@@ -14,7 +14,6 @@ from augury.drafters.ngram_mod import NgramMod
 from augury.drafters.ngram_simple import NgramSimple
 from augury.drafters.none import NoDrafter
 from augury.drafters.prediction import Prediction
-from augury.drafters.recurrent_checkpoint import RecurrentCheckpoint
 from augury.drafters.recycle import Recycle
 from augury.drafters.self_spec import SelfSpec
 from augury.drafters.suffix import Suffix
@@ -39,7 +38,6 @@ def augury_drafters() -> list[type[Drafter]]:
         NgramSimple,
         NoDrafter,
         Prediction,
-        RecurrentCheckpoint,
         Recycle,
         SelfSpec,
         Suffix,

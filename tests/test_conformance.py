@@ -35,7 +35,6 @@ OPTIONS = {  # with which a drafter drafts on short texts; one without an entry 
     "draft-dspark": {"model": TINY_DSPARK, "backend": "numba-cpu"},
     "self-spec": {"draft_min": 3, "draft_max": 8},
     "self-spec in layers": {"mode": "layers", "layers": 2},
-    "recurrent-checkpoint": {"inner": "ngram-map-k:n=3,m=8;ngram-simple:n=3,m=8"},
 }
 NEVER_DRAFT = ("none", "forced")  # the latter without a constraint: what computes is nothing to them
 NAMES = sorted({*REGISTRY.drafters, *OPTIONS} - {"toy-period"})
@@ -46,7 +45,6 @@ CERTAIN = (
     "ngram-map-k4v",
     "ngram-mod",
     "prediction",
-    "recurrent-checkpoint",
     "self-spec",
     "suffix",
 )

@@ -17,7 +17,7 @@ TOYS = {
     "hybrid": ("toy-recurrent:is_hybrid=true", "checkpoints:checkpoint_min_step=4"),
     "restored": ("toy-recurrent:is_hybrid=true,keeps_aside=false", "auto"),
 }
-SPECS = [f"draft-model:model={TINY_DRAFT},tree=2x3", "recurrent-checkpoint(ngram-simple:n=1,m=4)", "toy-period;suffix"]
+SPECS = [f"draft-model:model={TINY_DRAFT},tree=2x3", "ngram-map-k:n=1,m=5;ngram-simple:n=1,m=4", "toy-period;suffix"]
 MANAGERS = ("auto", "checkpoints:use_checkpoints=on")
 MODELS = [  # the reference, which is slow, with either manager in turn
     *(("numba-cpu", name, memory) for name, memory in itertools.product(RECURRENT, MANAGERS)),

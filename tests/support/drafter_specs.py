@@ -50,5 +50,4 @@ SPECS = {  # some in several ways; a drafter without an entry runs as it is
     "draft-model": f"draft-model:model={tiny_model('llama-dense-q4_0')}",
     **head_specs("llama-dense"),
     "draft-model in trees": f"draft-model:model={tiny_model('llama-dense-q4_0')},tree=2x3",
-    "recurrent-checkpoint": "recurrent-checkpoint(ngram-map-k:n=1,m=5;ngram-simple:n=1,m=5)",
 }
