@@ -5,13 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from priors import AGREEMENT, BucketCounts, main, pooled, table_lines
 
-from augury.plugins.bench.priors import AGREEMENT, BucketCounts, main, pooled, table_lines
 from augury.registry import Registry
 from augury.speculation.chances import Agreement, Chances
 from augury.speculation.constants import EVIDENCE, TYPICAL
 
-PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "benchmarks.md").read_text()
 DRAFTERS = Registry.discover().drafters
 
 

@@ -1,6 +1,6 @@
 """The worth of proposals by their buckets, pooled over saved results: chances should begin with it.
 
-`python -m augury.plugins.bench.priors FILE...`, each written by `augury bench drafters --json`, prints Markdown tables. For
+`python tests/priors.py FILE...`, each written by `augury bench drafters --json`, prints Markdown tables. For
 each drafter and bucket the first one has the number of tokens that were tried, how many were right, the share, and the chance
 that tokens begin with. Buckets that are not a drafter's own evidence have one chance for all drafters, and are pooled. The
 second one has the effect of other proposals in a token's place: how many tokens were right, how many their own drafters'
@@ -93,7 +93,7 @@ def table_lines(found: Sequence[BucketCounts]) -> list[str]:
 def main(paths: Sequence[str]) -> int:
     """Print the table of some files; returns the exit code."""
     if not paths:
-        say("usage: python -m augury.plugins.bench.priors FILE..., each written by augury bench drafters --json")
+        say("usage: python tests/priors.py FILE..., each written by augury bench drafters --json")
         return 2
     try:
         print_lines(table_lines(pooled(map(_read, paths))))
