@@ -29,6 +29,10 @@ _FEED_FORWARD_NAMES = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
 class Decoder(Tensors):
     """The sizes of a transformer, read and checked, and its blocks by layer.
 
+    Methods that make a block share arguments: `norm` is the norm of its input, or the name of its tensor; `has_post_norm` says
+    whether its output is normed before it is added to the residual stream, `has_biases`, `has_scales` and the like whether the
+    family takes note of such tensors, as llama.cpp does not in all; `factor` is its output's, `**others` are further fields.
+
     Attributes:
         n_stored: Layers of the file.
         n_layers: Layers, without layers that predict further tokens.
@@ -213,16 +217,10 @@ class Decoder(Tensors):
             rope: Of its queries and keys, if any.
             scale: The scale of q · k, by default 1 / sqrt(D).
             names: The tensors of q, k and v, where no `attn_qkv` holds all three.
-            norm: The norm of its input, or the name of its tensor.
             has_head_norms: Whether queries and keys are normed per head.
             has_joint_norms: Whether they are normed over all heads.
-            has_post_norm: Whether the block's output is normed before it is added to the residual stream.
             linears: The products q, k and v, as far as they are not those of these tensors.
-            has_biases: Whether the family takes note of biases of q, k and v.
-            has_output_bias: Whether it takes note of a bias of o.
-            has_scales: Whether it takes note of scale tensors of q, k and v.
-            factor: The factor of the block's output.
-            **others: Other fields of `Attention`, such as `window`.
+            has_biases, has_scales: Of q, k and v; `has_output_bias`: of o.
         """
         n_heads, n_kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
         at, n_made, marks = f"blk.{layer}", len(linears), {"has_scale": has_scales, "has_bias": has_biases}
@@ -271,14 +269,8 @@ class Decoder(Tensors):
         Args:
             activation: The activation of its gate.
             gate: Whether it has a tensor of its own, is the first half of that of `up`, or does not exist.
-            norm: The norm of its input, or the name of its tensor.
-            has_post_norm: Whether the block's output is normed before it is added to the residual stream.
-            has_scales: Whether the family takes note of scale tensors here; most families in llama.cpp do not.
-            has_biases: Whether it takes note of biases.
-            factor: The factor of the block's output.
             n_ff: F, if it is not the file's key.
             suffix: The end of its tensors' names.
-            **others: Other fields of `FeedForward`.
         """
         at, n_ff = f"blk.{layer}", self.n_ff[layer] if n_ff is None else n_ff
         marks: dict[str, Any] = {"has_scale": has_scales, "scales_bias": True, "has_bias": has_biases}
@@ -300,13 +292,7 @@ class Decoder(Tensors):
         return attrs.evolve(feed_forward, **others)
 
     def again(self, stored: blocks.Layer, layer: int, *, has_scales: bool = False) -> blocks.Layer:
-        """A stored layer that comes again as another, whose scale tensors it has.
-
-        Args:
-            stored: The layer.
-            layer: Its number.
-            has_scales: Whether the family takes note of scale tensors of feed-forwards.
-        """
+        """A stored layer that comes again as `layer`, with that one's scale tensors; `has_scales`: of feed-forwards too."""
         changed: dict[str, Any] = {}
         for block, names in (("mixer", _ATTENTION_NAMES), ("feed_forward", _FEED_FORWARD_NAMES if has_scales else {})):
             linears = {}
@@ -326,15 +312,9 @@ class Decoder(Tensors):
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> blocks.Output:
-        """The last block; the embedding's weights serve where the file has none of its own.
+        """The last block; the embedding's weights serve where the file has none of its own, or with `is_tied` in any case.
 
-        Args:
-            norm: The norm of its input, or the name of its tensor.
-            is_tied: Whether the family has no weights of its own in any case.
-            has_bias: Whether the family takes note of a bias.
-            has_scale: Whether it takes note of a scale tensor.
-            scale: The scale of the logits.
-            softcap: The soft cap of the logits.
+        `scale` and `softcap` are those of the logits.
         """
         name = "output" if "output.weight" in self.file.tensors and not is_tied else self.embedding
         weight = self.linear(name, self.n_embd, self.n_vocab, has_scale=has_scale, has_bias=has_bias, factor=scale)

@@ -46,7 +46,6 @@ def limited_feed_forward(
     """The feed-forward of a layer, whose gates are limited where the file says so, for experts and for others.
 
     Args:
-        has_biases: Whether the family takes note of biases where there are no experts.
         limits_activated: Whether activated gates are limited, not the gates themselves.
         shares_limit: Whether others have the limit of experts where the file does not state theirs.
         **experts: Arguments of `mixture`.
@@ -80,7 +79,7 @@ def mixture(
     factor: float = 1.0,
     **others: Any,
 ) -> MixtureOfExperts:
-    """The mixture of a layer, with a shared expert where the file has one.
+    """The mixture of a layer, with a shared expert where the file has one; for arguments that are not here see `Decoder`.
 
     Args:
         gating: As the family has it; None: as `expert_gating_func` says.
@@ -88,14 +87,9 @@ def mixture(
         activation: The activation of the experts' gates.
         is_normalised: Whether the weights are divided by their sum; None: as `expert_weights_norm` says.
         has_weights_scale: Whether the family takes note of `expert_weights_scale`, where 0 stands for "not set".
-        has_scales: Whether the family takes note of scale tensors of experts; most families in llama.cpp do not.
         has_gate: Whether experts have gates.
-        norm: The norm of its input, or the name of its tensor.
-        has_post_norm: Whether the block's output is normed before it is added to the residual stream.
         has_router_norm: Whether the router has a norm of its own, whose weights are called its scale.
         n_latent: The values that go into experts and come out, where these are not E.
-        factor: The factor of the block's output.
-        **others: Other fields of `MixtureOfExperts`.
 
     Source: the keys `expert_*` and the names of tensors as llama.cpp reads them.
     """
@@ -173,8 +167,6 @@ def expert_matrices(
         n_experts: How many matrices each tensor holds.
         suffix: The end of their names.
         n_embd: The values that go in and come out, if not E.
-        has_gate: Whether experts have gates.
-        has_scales: Whether the family takes note of their scale tensors.
     """
     at, tensors, n_embd = f"blk.{layer}", decoder.file.tensors, n_embd or decoder.n_embd
     n_ff = _n_ff(decoder, f"{at}.ffn_down_{suffix}.weight", (n_experts, n_embd))

@@ -36,11 +36,9 @@ def latent_attention(
 
     Args:
         rope: Of a part of queries, and of the keys' part that all heads share, if any.
-        factor: The factor of the block's output.
         has_output_scale: Whether the family takes note of a scale tensor of o.
         suffix: Of the keys that say how large heads and latents are.
         n_turned: R, where it is not the number of values that rope turns.
-        **others: Other fields of `LatentAttention`.
     """
     keys, at, tensors, n_heads = decoder.keys, f"blk.{layer}", decoder.file.tensors, decoder.n_heads[layer]
     n_embd, n_latent = decoder.n_embd, keys.count(f"attention.kv_lora_rank{suffix}")

@@ -144,12 +144,7 @@ class Tensors:
     ) -> Norm:
         """The norm with the weights `name`.weight, over E values unless `size` says otherwise, and a bias where there is one.
 
-        Args:
-            name: The name of its tensors.
-            size: How many values are normed together.
-            shape: The shape of the weights, where every head has its own.
-            suffix: Of the tensor with the weights.
-            has_bias: Whether the family takes note of a bias.
+        Every head has its own weights where they have a `shape`; `suffix` is that of their tensor.
         """
         size, name = self.n_embd if size is None else size, f"{self.prefix}{name}"
         self.file.tensor(f"{name}{suffix}", shape or (size,))
@@ -186,15 +181,10 @@ class Tensors:
         factor: float = 1.0,
         rows: RowSelection | None = None,
     ) -> Linear:
-        """The product with `name`.weight, with `name`.bias and `name`.scale where the file has them.
+        """The product (n_in → n_out) with `name`.weight, with `name`.bias and `name`.scale where the file has them.
 
         Args:
-            name: The name of its tensors.
-            n_in: Values that go in.
-            n_out: Values that come out.
-            has_scale: Whether the family takes note of a scale tensor.
-            scales_bias: Whether it covers the bias.
-            has_bias: Whether the family takes note of a bias.
+            has_scale, has_bias: Whether the family takes note of such a tensor; `scales_bias`: whether it scales the bias.
             factor: The factor of the product.
             rows: Which rows of the tensor it is, if not all.
         """
