@@ -50,7 +50,6 @@ class DraftEagle3(HeadDrafter):
 
     @classmethod
     def runner_of(cls, context: Context, encoder: Encoder, load: Callable[[str], Context], n_vocab: int) -> PartRunner:
-        """See `HeadDrafter.runner_of`."""
         if context.info.parts["main"].block is None:
             return super().runner_of(context, encoder, load, n_vocab)
         return ParallelRunner(context, encoder, RowModel(load("mask")), n_vocab=n_vocab)
@@ -73,11 +72,6 @@ class DraftDflash(HeadDrafter):
 
     @classmethod
     def runner_of(cls, context: Context, encoder: Encoder, load: Callable[[str], Context], n_vocab: int) -> BlockRunner:
-        """See `HeadDrafter.runner_of`.
-
-        Raises:
-            UnsupportedError: It is a head of the other kind.
-        """
         block = context.info.parts["main"].block
         assert block is not None
         if (meant := drafter_for(context.info)) != cls.name:

@@ -19,5 +19,4 @@ class Forced(Drafter):
     traits = DrafterTraits(scope="request", serves="constraint", is_certain=True)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:  # noqa: ARG002 - the constraint has followed it
-        """Propose the forced tokens, if there are any."""
         return Draft(self.session.forced(limit))

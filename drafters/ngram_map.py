@@ -138,7 +138,6 @@ class NgramMapK4v(NgramMapK):
         self._keys: dict[bytes, _Key] = {}
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:
-        """Index the prompt."""
         super().begin(history, n_reused)
         self._keys.clear()
         self._occurrences.clear()

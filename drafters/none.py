@@ -15,5 +15,4 @@ class NoDrafter(Drafter):
     traits = DrafterTraits(scope="request")
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:  # noqa: ARG002 - the interface's
-        """Decline."""
         return Draft()

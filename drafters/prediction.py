@@ -51,13 +51,11 @@ class Prediction(Drafter):
         self._at, self._is_lost, self._n_seen = 0, False, len(history) - 1
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Propose the next tokens of the predicted text."""
         if len(self._text):
             self._follow(history)
         return Draft() if self._is_lost else Draft(self._text[self._at : self._at + limit])
 
     def end(self) -> None:
-        """Forget the prediction."""
         self._text = np.empty(0, np.int32)
 
     def _follow(self, history: np.ndarray) -> None:

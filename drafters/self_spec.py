@@ -83,7 +83,6 @@ class SelfSpec(Drafter):
             self._vocabulary.begin(self.session.slot, history)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Propose for one slot."""
         if self._lookup is not None:
             return self._lookup.draft(history, limit)
         return self.draft_together([Ask(self, history, limit)])[0]

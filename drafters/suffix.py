@@ -145,7 +145,6 @@ class Suffix(Drafter):
         self._learn(history)
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
-        """Remember how far the text is."""
         self._text = history
 
     def end(self) -> None:
@@ -158,7 +157,6 @@ class Suffix(Drafter):
             self._corpus.learn(text[max(self._n_prompt - self.options.max_depth, 0) :].copy())
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Propose the way on that promises most tokens."""
         return self._draft(Ask(self, history, limit))
 
     @classmethod

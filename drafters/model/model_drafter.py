@@ -141,7 +141,6 @@ class ModelDrafter(Drafter):
             self.sampler = DraftSampler(sampling, n_drawn=self.runner.n_model_vocab, n_vocab=self.session.model.n_vocab)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Write ahead for one slot."""
         return self.made_of(self.runner.draft([self.request(Ask(self, history, limit))])[0], limit)
 
     def end(self) -> None:
@@ -150,7 +149,6 @@ class ModelDrafter(Drafter):
 
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
-        """Write ahead for several slots; slots that share a model share its passes."""
         drafts = [Draft() for _ in asks]
         indices: dict[DraftRunner | MtpRunner, list[int]] = {}
         drafters, requests = [], []
@@ -197,7 +195,6 @@ class FeatureDrafter(ModelDrafter):
     runner: PartRunner | MtpRunner
 
     def n_held(self, history: np.ndarray) -> int:
-        """As far as the runner keeps something of the text in the slot."""
         return self.runner.n_held(self.session.slot, history)
 
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
@@ -205,12 +202,10 @@ class FeatureDrafter(ModelDrafter):
         self.runner.feed(self.session.slot, start, tokens, features)
 
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows its slots
-        """Process the rest of the prompt."""
         self.begin_sampling()
         return self.runner.begin(self.session.slot, history)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
-        """Its drafts for the last tokens, by teacher forcing."""
         return self.runner.teacher_forced(self.session.slot, history, n)
 
 

@@ -188,7 +188,6 @@ class PartRunner(DraftRunner):
         return not text.is_parked and text.n_fed == len(request.history) - 1 > text.fed.first
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
-        """See `DraftRunner.draft`; nothing of a draft stays."""
         limits = [request.limit * self.is_fed(request) for request in requests]
         pairs = zip(requests, limits, strict=True)
         written = super().draft([evolve(request, history=request.history[1:], limit=limit) for request, limit in pairs])

@@ -151,7 +151,6 @@ class Grammar(Guided):
     options: GrammarOptions
 
     def grammar(self) -> str:
-        """The grammar, translated if it is GBNF."""
         text = self.limited(self.options.text, _N_COMPILED)
         self._is_gbnf = "::=" in text and _LARK.search(text) is None
         if not self._is_gbnf:

@@ -50,7 +50,6 @@ class BlockSizes(HeadSizes):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the trained weights except the output."""
         e, found = self.n_embd, self._shapes_of_layers
         for i in range(self.n_layers):
             found |= {f"blk.{i}.attn_{name}_norm.weight": (self.head_dim,) for name in "qk"}

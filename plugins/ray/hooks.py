@@ -36,7 +36,6 @@ class RayBackend(backend.RemoteBackend):
 
     @cached_property
     def endpoint(self) -> connection.Endpoint:
-        """The actor there."""
         from augury.plugins.ray import stage
 
         return stage.ActorEndpoint(self.options.address)

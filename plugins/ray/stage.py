@@ -55,11 +55,9 @@ class ActorEndpoint(connection.Endpoint):
 
     @property
     def name(self) -> str:
-        """The device's."""
         return f"ray:{self._host}"
 
     def connect(self, wait_s: float | None = None) -> connection.Connection:
-        """See `Endpoint.connect`: the actor may have to start first."""
         try:
             if self._actor is None:
                 self._actor = self._placed()
@@ -78,7 +76,6 @@ class ActorEndpoint(connection.Endpoint):
         return connection.Connection(address, self._key)
 
     def close(self) -> None:
-        """End the actor."""
         if self._actor is not None and ray.is_initialized():
             ray.kill(self._actor)
         self._actor = self._asked = None

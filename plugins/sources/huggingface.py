@@ -117,7 +117,6 @@ class HuggingFaceSource(Source):
 
     @classmethod
     def remove(cls, model: StoredModel, folder: Path) -> None:  # noqa: ARG003 - as in `find`
-        """Remove the model's files, or the repository where it has nothing else."""
         from huggingface_hub import constants, scan_cache_dir
 
         repo, _ = _parsed(model.reference)

@@ -47,7 +47,6 @@ class Options(EngineFields):
         return super()._read({_NAMES.get(key, key): value for key, value in data.items() if key not in _OF_LOADING})
 
     def over(self, params: dict[str, Any]) -> dict[str, Any]:
-        """These arguments of `Engine.submit`, and the request's."""
         found = super().over(params)
         if self.max_tokens is not None:
             found["max_tokens"] = None if self.max_tokens < 0 else max(self.max_tokens, 1)
