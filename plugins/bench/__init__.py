@@ -1,7 +1,7 @@
 """Measuring speed: drafters against plain decoding, passes, another program in turns with augury, and starts.
 
 Drafters: `paired_runs` and their `pair_stats`, shown as a table and by `page`; `commands.tune` chooses among them. Passes:
-`timing` of a model or a `server_runner`, in turns by `abba`. All of them: `workload` and `machine`. The commands are in
+`timing` of a model or a `server_runner`, alone or in turns. All of them: `workload` and `machine`. The commands are in
 `commands`.
 """
 
@@ -26,10 +26,9 @@ def augury_commands(subparsers: Any, registry: Registry, argv: Sequence[str]) ->
         description="Measure drafters against plain decoding, or this engine against others, in turns.",
         epilog="To begin: augury bench drafters -f FILE compares drafting with plain decoding on your text.",
     )
-    measured = parser.add_subparsers(metavar="drafters|prompts|passes|servers|startup|roofline", dest="measured", required=True)
+    measured = parser.add_subparsers(metavar="drafters|passes|servers|startup|roofline", dest="measured", required=True)
     if not argv or argv[0] in ("bench", "completion"):  # their flags take a fifth of the time in which others start
         drafters.add_parser(measured, registry, argv)
-        passes.add_prompts_parser(measured, registry, argv)
         passes.add_parser(measured, registry, argv)
         servers.add_parser(measured, registry, argv)
         servers.add_startup_parser(measured, registry, argv)

@@ -10,8 +10,8 @@ from typing import Any
 from attrs import Factory, frozen
 
 from augury.cli import align_rows, fold
-from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.paired_runs import Pair, Reliability
+from augury.plugins.bench.timing import median_interval
 
 _COUNTS = {  # fields that are summed, by their names in JSON
     "tokens": "n_emitted",

@@ -206,7 +206,7 @@ class PairedRuns:
         options = {name: each for name, each in self.config["speculative"].items() if isinstance(each, Mapping)}
         # measured texts must not teach later runs
         self._drafted = self._generate({name: {"corpus_learns": False} for name, each in options.items() if each.get("corpus")})
-        check_drafters(self._drafted)
+        _check_drafters(self._drafted)
 
     def end(self) -> Pair:
         """The drafted run and the plain one beside it; one that stalled is repeated, and the last of several counts."""
@@ -242,12 +242,8 @@ class PairedRuns:
         return self._engine.submit(**{**self._params, **changed, "speculative": speculative}).result()
 
 
-def check_drafters(result: Result) -> None:
-    """Check that no drafter was left out of a run, whose figures would then be those of plain decoding.
-
-    Raises:
-        PluginError: One failed.
-    """
+def _check_drafters(result: Result) -> None:
+    """Raises PluginError: a drafter was left out of a run, whose figures would then be those of plain decoding."""
     for name, stats in result.stats.drafters.items():
         if stats.failed is not None:
             raise PluginError(f"drafter {name} failed in {stats.failed}; leave it out, or mend it, to compare speeds")

@@ -22,7 +22,6 @@ import numpy as np
 from attrs import frozen
 
 from augury.errors import AuguryError
-from augury.plugins.bench.abba import Answer
 from augury.plugins.bench.timing import Measurement, Runner
 
 
@@ -227,22 +226,6 @@ class ServerRunner(ServerProcess, Runner):
         timings = self._ask(prompt, n_predict, n_new=n_prompt, may_reuse=depth > 0)["timings"]
         # the first token comes out of the prompt's pass, and the server's clock for generation starts after it
         return self._seconds("predicted_ms" if measurement.kind == "decode" else "prompt_ms", timings)
-
-    def answer(self, prompt: Sequence[int], n_predict: int) -> Answer:
-        """Process a prompt in full and continue it by `n_predict` tokens, the most probable ones.
-
-        Raises:
-            AuguryError: As `seconds` does.
-        """
-        reply = self._ask(prompt, n_predict, n_new=len(prompt), may_reuse=False)
-        timings = reply["timings"]
-        return Answer(
-            tokens=tuple(reply.get("tokens", ())),
-            prompt_per_second=len(prompt) / self._seconds("prompt_ms", timings),
-            per_second=(n_predict - 1) / self._seconds("predicted_ms", timings) if n_predict > 1 else 0.0,
-            n_drafted=timings.get("draft_n", 0),
-            n_accepted=timings.get("draft_n_accepted", 0),
-        )
 
     def _seconds(self, key: str, timings: dict[str, Any]) -> float:
         ms = timings.get(key)

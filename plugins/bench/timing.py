@@ -1,12 +1,17 @@
-"""Measurements of passes, the runners that take them, a model's without the engine, and a sweep that is fair to all."""
+"""Measurements of passes, the runners that take them, a model's without the engine, and fair orders: a sweep, and turns.
+
+Ratios of single runs say little on a machine whose speed changes within seconds: two programs take turns beside each other and
+swap places from pair to pair (A B, B A, ...), and the median of the pairs' ratios counts.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Literal
 
 import numpy as np
@@ -19,6 +24,11 @@ from augury.interfaces import Model, Progress
 _MIN_ROUNDS = 5
 _MAX_ROUNDS = 100
 _SECONDS = 1.5  # per measurement, unless the fewest rounds take longer
+
+MIN_PAIRS = 7  # with fewer than six, not even all of them hold the median in 95 of 100 cases
+_TURN_S = 0.25  # short measurements are repeated within a turn
+_MAX_REPEATS = 10
+_REST_S = 0.03  # until the threads of the other program sleep
 
 MeasurementKind = Literal["curve", "prefill", "decode"]
 
@@ -66,6 +76,30 @@ class Timing:
             return self.ms, self.ms
         low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
         return low * 1e3, high * 1e3
+
+
+@frozen
+class PairedTiming:
+    """A measurement of both programs, pair by pair."""
+
+    ours: Timing
+    theirs: Timing
+    round_trips_ns: tuple[float, ...] = ()  # between two cores, before each pair, where that can be measured
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Their time over ours, in each pair: above 1 we are faster."""
+        return tuple(b / a for a, b in zip(self.ours.seconds, self.theirs.seconds, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        """The median of the pairs' ratios."""
+        return statistics.median(self.ratios)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Holds the median in at least 95 of 100 cases."""
+        return median_interval(self.ratios)
 
 
 class Runner(ABC):
@@ -120,6 +154,75 @@ def sweep(
 
 def _by_depth(measurement: Measurement) -> tuple[int, str]:
     return measurement.depth, measurement.kind
+
+
+def compare_passes(
+    ours: Runner,
+    theirs: Runner,
+    measurements: Iterable[Measurement],
+    n_pairs: int = MIN_PAIRS,
+    probe: Callable[[], float | None] = lambda: None,
+    progress: Progress | None = None,
+) -> list[PairedTiming]:
+    """Run every measurement with both, `n_pairs` times; `probe` gives nanoseconds of a round trip between cores before each.
+
+    Returns:
+        In the order of `measurements`, without repetitions where one was asked for twice.
+    """
+    order = list(dict.fromkeys(measurements))
+    seconds: dict[Measurement, tuple[list[float], list[float]]] = {each: ([], []) for each in order}  # ours, theirs
+    trips: dict[Measurement, list[float]] = {each: [] for each in order}
+    tell, n_done, n_turns = progress or Progress(), 0, len(order) * (1 + n_pairs)
+    for depth, group in groupby(sorted(order, key=lambda each: each.depth), key=lambda each: each.depth):
+        together = list(group)
+        for runner in (ours, theirs):
+            runner.prepare(depth)
+            tell("take turns", n_done, n_turns)
+            for each in together:
+                runner.seconds(each)
+        n_done += len(together)
+        for pair in range(n_pairs):
+            for each in together:
+                tell("take turns", n_done, n_turns)
+                n_done += 1
+                sleep(_REST_S)
+                if (trip := probe()) is not None:
+                    trips[each].append(trip)
+                sides = list(zip((ours, theirs), seconds[each], strict=True))
+                for runner, found in sides if pair % 2 == 0 else reversed(sides):
+                    found.append(_turn(runner, each))
+    return [
+        PairedTiming(Timing(each, tuple(seconds[each][0])), Timing(each, tuple(seconds[each][1])), tuple(trips[each]))
+        for each in order
+    ]
+
+
+def _turn(runner: Runner, measurement: Measurement) -> float:
+    """The median of a turn's repetitions; the first run of a short one wakes the threads and is not counted."""
+    sleep(_REST_S)
+    first = runner.seconds(measurement)
+    n_repeats = min(int(_TURN_S / first), _MAX_REPEATS) if first > 0 else _MAX_REPEATS
+    return statistics.median(runner.seconds(measurement) for _ in range(n_repeats)) if n_repeats else first
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """The narrowest pair of order statistics that holds the median with `confidence`, for any distribution.
+
+    >>> median_interval([1, 2, 3, 4, 5, 6, 7])
+    (1, 7)
+    >>> median_interval(range(11))
+    (1, 9)
+
+    Returns:
+        Lowest and highest of the values, where there are too few for the confidence.
+    """
+    ordered = sorted(values)
+    n, rank, tail = len(ordered), 0, 0.0
+    # the median lies below the value of rank r (from 0) where at most r of n values do
+    while 2 * (tail := tail + math.comb(n, rank) / 2**n) <= 1 - confidence and rank < n // 2:
+        rank += 1
+    rank = max(rank - 1, 0)
+    return ordered[rank], ordered[n - 1 - rank]
 
 
 _CHUNK = 512  # tokens per pass while a slot is filled

@@ -18,10 +18,10 @@ from augury import Registry, cli
 from augury.errors import AuguryError
 from augury.files.models import resolve
 from augury.interfaces import Progress
-from augury.plugins.bench.abba import median_interval
 from augury.plugins.bench.commands.drafters import TURNS
 from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.server_runner import GREEDY, Load, ServerProcess, run_load
+from augury.plugins.bench.timing import median_interval
 from augury.plugins.bench.workload import DEFAULT, add_length_flag, add_workload_flag, digest, prompts_to_compare, with_answers
 
 

@@ -4,15 +4,12 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from augury.cli.command_line import main
-from augury.cli.prompts import Prompt
 from augury.errors import AuguryError
-from augury.plugins.bench.commands import passes
 from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.timing import Measurement
 
@@ -63,16 +60,6 @@ def test_the_server_holds_the_depth_and_nothing_after_it(program, asked):
     assert {body["temperature"] for body in (fill, first, second)} == {0}
 
 
-def test_an_answer_has_its_tokens_and_both_speeds(program, asked):
-    with runner(program) as server:
-        answer = server.answer([7, 8, 9], 5)
-    assert answer.tokens == (1, 2, 3, 4, 5)
-    assert answer.prompt_per_second == 0.5  # the server says 2 s a token
-    assert answer.per_second == 0.2  # and 5 s for each after the first
-    ((body),) = asked()
-    assert (body["prompt"], body["cache_prompt"], body["temperature"]) == ([7, 8, 9], False, 0)
-
-
 def test_more_words_reach_the_server(program, tmp_path):
     path = tmp_path / "told"
     program.write_text(program.read_text().replace("exec", f'echo "$@" > {path}\nexec'))
@@ -114,7 +101,7 @@ def words(what, program, *more):
 
 
 def test_the_command_tells_ratios(program, monkeypatch, capsys):
-    monkeypatch.setattr("augury.plugins.bench.abba._TURN_S", 0)
+    monkeypatch.setattr("augury.plugins.bench.timing._TURN_S", 0)
     assert main(words("passes", program, "--curve", "1,2", "-n", "2", "-d", "0,3", "--json")) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(row["n"], row["depth"]) for row in told["curve"]] == [(1, 0), (2, 0), (1, 3), (2, 3)]
@@ -132,7 +119,7 @@ def test_the_command_tells_ratios(program, monkeypatch, capsys):
 
 
 def test_the_command_prints_a_table_with_what_differs(program, monkeypatch, capsys):
-    monkeypatch.setattr("augury.plugins.bench.abba._TURN_S", 0)
+    monkeypatch.setattr("augury.plugins.bench.timing._TURN_S", 0)
     assert main(words("passes", program, "--curve", "2")) == 0
     head, row, *notes = capsys.readouterr().out.splitlines()
     assert "peer's tok/s" in head
@@ -140,58 +127,8 @@ def test_the_command_prints_a_table_with_what_differs(program, monkeypatch, caps
     assert "the peer those of the last" in notes[-1]
 
 
-def test_the_command_answers_prompts_with_both(program, monkeypatch, capsys, asked):
-    monkeypatch.setattr("augury.plugins.bench.abba._REST_S", 0)
-    prompts = ["--prompt-tokens", "1,2,3", "--prompt-tokens", "4,5", "-n", "4", "-c", "64"]
-    assert main(words("prompts", program, *prompts, "--json")) == 0
-    told = json.loads(capsys.readouterr().out)
-    (texts,) = told["vs"]["texts"]
-    assert texts["pairs"] == 8  # at least seven, and each prompt as often as the other
-    assert [body["prompt"] for body in asked()] == [[1, 2, 3], [4, 5]] * 4
-    assert texts["generation"]["peer_tok_s"] == pytest.approx(0.2)
-    assert texts["prompt"]["peer_tok_s"] == pytest.approx(0.5)
-    for what in ("prompt", "generation"):
-        assert texts[what]["ratio"] > 1
-        assert texts[what]["interval"][0] <= texts[what]["ratio"] <= texts[what]["interval"][1]
-    assert 0 <= texts["same"] <= 1
-    assert texts["drafted"] == [0, 0]  # nobody asked for drafters
-    assert main(words("prompts", program, *prompts)) == 0
-    head, prompt, generation, *notes = capsys.readouterr().out.splitlines()
-    assert "same text" in head
-    assert prompt.split()[:2] == ["all", "prompt"]
-    assert generation.split()[:2] == ["all", "generation"]
-    assert "all 8" in notes[0]
-
-
-def test_both_programs_answer_what_follows_our_own_answers(monkeypatch):
-    asked, chat = [], [{"role": "user", "content": "a"}, {"role": "assistant"}, {"role": "user", "content": "b"}]
-    monkeypatch.setattr(passes, "prompt_ids", lambda prompt, messages, *_, **__: [each["content"] for each in messages])
-    answer = SimpleNamespace(text="c")
-    engine = SimpleNamespace(tokenizer=None, chat_template=None, generate=lambda **params: asked.append(params) or answer)
-    ids = passes._token_ids(engine, [Prompt(messages=chat, id="x")], 7)
-    assert ids == {"x": ["a", "c", "b"]}
-    assert [(params["max_tokens"], params["speculative"]) for params in asked] == [(7, {"type": "none"})]
-
-
-def test_where_either_drafts_both_start_anew_for_every_pair(program, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("augury.plugins.bench.abba._REST_S", 0)
-    program.write_text(program.read_text().replace("exec", f'echo "$@" >> {tmp_path / "told"}\nexec'))
-    drafters = ["--spec-type", "ngram-simple:n=2,m=4", "--spec-fixed"]
-    peer = f"{shlex.quote(str(program))} --spec-type ngram-simple"
-    assert (
-        main(words("prompts", peer, "--prompt-tokens", ",".join(["1,2,3"] * 5), "-n", "24", "-c", "64", *drafters, "--json"))
-        == 0
-    )
-    (texts,) = json.loads(capsys.readouterr().out)["vs"]["texts"]
-    assert texts["drafted"][0] > 0
-    starts = (tmp_path / "told").read_text().splitlines()
-    assert [start.split()[-2:] for start in starts] == [["--spec-type", "ngram-simple"]] * 7
-
-
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [(["-n", "1"], "-n is '1'"), (["--turns", "3"], "--turns is '3'"), (["--html", "x"], "has no flag --html")],
-)
-def test_what_makes_no_sense_with_a_peer_is_refused(program, capsys, more, expected):
-    assert main(words("prompts", program, "--prompt-tokens", "1", *more)) == 2
-    assert expected in capsys.readouterr().err
+def test_the_flags_of_another_engine_reach_it(program, monkeypatch, tmp_path):
+    monkeypatch.setattr("augury.plugins.bench.timing._TURN_S", 0)
+    program.write_text(program.read_text().replace("exec", f'echo "$@" > {tmp_path / "told"}\nexec'))
+    assert main(words("passes", f"{shlex.quote(str(program))} -fa off", "--curve", "2")) == 0
+    assert (tmp_path / "told").read_text().split()[-2:] == ["-fa", "off"]

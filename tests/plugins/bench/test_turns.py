@@ -1,31 +1,19 @@
-"""Turns of two programs on passes and on prompts, and the interval of the median of their ratios."""
+"""Turns of two programs, and the interval of the median of their ratios."""
 
 import math
-from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, strategies as st
 
-from augury.cli.prompts import Prompt
-from augury.plugins.bench.abba import (
-    Answer,
-    AnswerPair,
-    AnswerPairs,
-    PairedTiming,
-    compare_answers,
-    compare_passes,
-    median_interval,
-)
-from augury.plugins.bench.timing import Measurement, Runner, Timing
+from augury.plugins.bench.timing import Measurement, PairedTiming, Runner, Timing, compare_passes, median_interval
 
 ONE, TWO = Measurement("curve", 1, 0), Measurement("curve", 2, 0)
-PROMPTS = [Prompt(id=name, category=category) for name, category in ("ax", "by", "cx")]
 
 
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch):
-    monkeypatch.setattr("augury.plugins.bench.abba._REST_S", 0)
+    monkeypatch.setattr("augury.plugins.bench.timing._REST_S", 0)
 
 
 class Script(Runner):
@@ -106,54 +94,3 @@ def test_the_interval_holds_the_median(values):
     low, high = median_interval(values)
     middle = sorted(values)[(len(values) - 1) // 2 : len(values) // 2 + 1]
     assert all(first <= second for first, second in pairwise([low, *middle, high]))
-
-
-def compared(n_pairs, *, is_fresh):
-    log = []
-
-    @contextmanager
-    def sides():
-        log.append("start")
-        yield lambda prompt: answered("ours", prompt, 6.0), lambda prompt: answered("theirs", prompt, 2.0)
-
-    def answered(side, prompt, speed):
-        log.append((side, prompt.id))
-        return Answer((1, 2, 3), 10 * speed, speed)
-
-    return compare_answers(PROMPTS, sides, n_pairs, is_fresh=is_fresh), log
-
-
-def test_each_category_has_enough_pairs_and_each_prompt_as_many_as_others_of_it():
-    answers, log = compared(3, is_fresh=False)
-    assert [(each.category, [pair.prompt.id for pair in each.pairs]) for each in answers] == [
-        ("x", ["a", "c", "a", "c"]),
-        ("y", ["b", "b", "b"]),
-    ]
-    assert log.count("start") == 1
-
-
-def test_programs_swap_places_from_prompt_to_prompt():
-    _, log = compared(3, is_fresh=False)
-    assert [entry[0] for entry in log if entry != "start"] == ["ours", "theirs", "theirs", "ours"] * 3 + ["ours", "theirs"]
-
-
-def test_both_start_anew_for_every_pair_where_either_remembers():
-    _, log = compared(1, is_fresh=True)
-    assert [entry if entry == "start" else entry[1] for entry in log] == ["start", *"aa", "start", *"cc", "start", *"bb"]
-
-
-def test_a_ratio_is_the_median_of_the_pairs():
-    answers, _ = compared(3, is_fresh=False)
-    found = answers[0].as_json()
-    assert found["generation"] == {"tok_s": 6, "peer_tok_s": 2, "ratio": 3, "interval": [3, 3]}
-    assert found["prompt"] == {"tok_s": 60, "peer_tok_s": 20, "ratio": 3, "interval": [3, 3]}
-    assert found["round_trip_ns"] == []
-
-
-def test_texts_are_the_same_up_to_the_first_token_that_differs():
-    pair = AnswerPair(PROMPTS[0], Answer((1, 2, 3, 4), 1, 1, 7, 5), Answer((1, 2, 9, 4), 1, 1), 120.0)
-    assert pair.n_same == 2
-    found = AnswerPairs("x", (pair, AnswerPair(PROMPTS[0], Answer((5, 6), 1, 1), Answer((5, 6), 1, 1)))).as_json()
-    assert found["same"] == 4 / 6
-    assert (found["drafted"], found["accepted"]) == ([7, 0], [5, 0])
-    assert found["round_trip_ns"] == [120.0]
