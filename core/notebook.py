@@ -9,7 +9,7 @@ from importlib import import_module
 from time import monotonic
 from typing import Any
 
-from augury.interfaces import Progress
+from augury.interfaces.source import Progress
 
 _COLOURS = ("#2e7d32", "#00838f", "#8e24aa", "#ef6c00", "#1565c0")  # readable on light and on dark
 _SHOWN_AFTER_S = 0.5
