@@ -87,8 +87,8 @@ def _speedups(results: Sequence[DrafterResult], drafters: Sequence[Mapping[str, 
     groups: list[dict[str, Any]] = []
     for category in dict.fromkeys(category for by_category in found for category in by_category):
         rows = [(drafter, each[category]) for drafter, each in zip(drafters, found, strict=True) if category in each]
-        plain = PairStats.pool(stats for _, stats in rows).plain_per_second
-        groups.append({"category": category, "rows": rows, "plain": plain})
+        pairs = (pair for each in results for pair in each.pairs if pair.prompt.category == category)
+        groups.append({"category": category, "rows": rows, "plain": PairStats.of(pairs).plain_per_second})
     steps = [round(number * step, 1) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
     ticks = [1.0, *(each for each in steps if each != 1 and (each > 1 or step <= 1))]
     return {"groups": groups, "ticks": ticks, "low": low, "high": high}

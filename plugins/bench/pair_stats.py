@@ -13,16 +13,6 @@ from augury.cli import align_rows, fold
 from augury.plugins.bench.paired_runs import Pair, Reliability
 from augury.plugins.bench.timing import median_interval
 
-_COUNTS = {  # fields that are summed, by their names in JSON
-    "tokens": "n_emitted",
-    "rounds": "n_rounds",
-    "drafted": "n_drafted",
-    "accepted": "n_accepted",
-    "repeated": "n_repeated",
-    "stalled": "n_stalled",
-}
-_BY_POSITION = ("offered_by_position", "accepted_by_position")
-
 
 @frozen
 class PairStats:
@@ -33,9 +23,7 @@ class PairStats:
     n_rounds: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
-    offered_by_position: tuple[
-        int, ...
-    ] = ()  # [i]: drafts that were verified as far as position i, in a tree as far as depth i
+    offered_by_position: tuple[int, ...] = ()  # [i]: drafts that were verified as far as position i, in a tree depth i
     accepted_by_position: tuple[int, ...] = ()  # [i]: those whose token i was accepted
     is_identical: bool = True  # whether plain and drafted runs emitted the same tokens
     is_changed: bool = False  # whether they did not where they must: synthetic acceptance, and rejection of drawn tokens, may
@@ -47,21 +35,25 @@ class PairStats:
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> PairStats:
         """Statistics of pairs. A pair that emitted one token only has no speed."""
-        return cls.pool(_of_pair(pair) for pair in pairs)
-
-    @classmethod
-    def pool(cls, parts: Iterable[PairStats]) -> PairStats:
-        """Join statistics as if of all their pairs."""
-        several = list(parts)
-        sums: dict[str, Any] = {name: sum(getattr(part, name) for part in several) for name in _COUNTS.values()}
-        sums |= {name: _sums(getattr(part, name) for part in several) for name in _BY_POSITION}
+        several = list(pairs)
+        runs = [pair.drafted.stats for pair in several]
+        drafters = [each for run in runs for each in run.drafters.values()]
+        synthetic = [tuple(run.effective.get("synthetic", ())) for run in runs]
+        differ = [pair for pair, rates in zip(several, synthetic, strict=True) if not pair.is_identical and not rates]
         return cls(
-            speeds=tuple(speed for part in several for speed in part.speeds),
-            is_identical=all(part.is_identical for part in several),
-            is_changed=any(part.is_changed for part in several),
-            synthetic=next((part.synthetic for part in several if part.synthetic), ()),
-            reliability=Reliability.pool(part.reliability for part in several),
-            **sums,
+            speeds=tuple(pair.speeds for pair in several if min(pair.speeds) > 0 and not pair.is_stalled),
+            n_emitted=sum(run.n_emitted for run in runs),
+            n_rounds=sum(run.n_rounds for run in runs),
+            n_drafted=sum(run.n_drafted for run in runs),
+            n_accepted=sum(run.n_accepted for run in runs),
+            offered_by_position=_sums(each.offered_by_position for each in drafters),
+            accepted_by_position=_sums(each.accepted_by_position for each in drafters),
+            is_identical=all(pair.is_identical for pair in several),
+            is_changed=any(pair.is_promised for pair in differ),
+            synthetic=next(filter(None, synthetic), ()),
+            n_repeated=sum(pair.n_repeated for pair in several),
+            n_stalled=sum(pair.is_stalled for pair in several),
+            reliability=Reliability.of(trial for pair in several for trial in pair.trials),
         )
 
     @property
@@ -124,8 +116,14 @@ class PairStats:
             "identical": self.is_identical,
             "changed": self.is_changed,
             "pairs": [list(pair) for pair in self.speeds],
-            **{key: getattr(self, name) for key, name in _COUNTS.items()},
-            **{name: list(getattr(self, name)) for name in _BY_POSITION},
+            "tokens": self.n_emitted,
+            "rounds": self.n_rounds,
+            "drafted": self.n_drafted,
+            "accepted": self.n_accepted,
+            "repeated": self.n_repeated,
+            "stalled": self.n_stalled,
+            "offered_by_position": list(self.offered_by_position),
+            "accepted_by_position": list(self.accepted_by_position),
             "reliability": self.reliability.as_json(),
             **({"synthetic": list(self.synthetic)} if self.synthetic else {}),
         }
@@ -162,27 +160,6 @@ class DrafterResult:
         return {"spec_type": self.spec_type, "state": self.state} | self.stats.as_json() | {"categories": categories}
 
 
-def _of_pair(pair: Pair) -> PairStats:
-    stats = pair.drafted.stats
-    speeds = (pair.plain.stats.timings.predicted_per_second, stats.timings.predicted_per_second)
-    synthetic = tuple(stats.effective.get("synthetic", ()))
-    return PairStats(
-        speeds=(speeds,) if min(speeds) > 0 and not pair.is_stalled else (),
-        n_emitted=stats.n_emitted,
-        n_rounds=stats.n_rounds,
-        n_drafted=stats.n_drafted,
-        n_accepted=stats.n_accepted,
-        offered_by_position=_sums(each.offered_by_position for each in stats.drafters.values()),
-        accepted_by_position=_sums(each.accepted_by_position for each in stats.drafters.values()),
-        is_identical=pair.is_identical,
-        is_changed=pair.is_promised and not pair.is_identical and not synthetic,
-        synthetic=synthetic,
-        n_repeated=pair.n_repeated,
-        n_stalled=int(pair.is_stalled),
-        reliability=pair.reliability,
-    )
-
-
 def _sums(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))
 
@@ -210,10 +187,11 @@ def comparison_lines(results: Iterable[DrafterResult]) -> list[str]:
 
 def stall_lines(found: Iterable[PairStats]) -> list[str]:
     """A line about plain runs that stalled, if any did."""
-    stats = PairStats.pool(found)
-    if not stats.n_repeated and not stats.n_stalled:
+    counts = [(each.n_repeated, each.n_stalled) for each in found]
+    n_repeated, n_stalled = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    if not n_repeated and not n_stalled:
         return []
-    line = f"stalled: {stats.n_repeated} plain runs, slower than rounds that draft and verify, were repeated"
-    if stats.n_stalled:
-        line += f"; {stats.n_stalled} pairs stalled each time and are left out of the speeds: try again on a quiet machine"
+    line = f"stalled: {n_repeated} plain runs, slower than rounds that draft and verify, were repeated"
+    if n_stalled:
+        line += f"; {n_stalled} pairs stalled each time and are left out of the speeds: try again on a quiet machine"
     return [fold("", line, "")]

@@ -22,7 +22,7 @@ from attrs import Factory, asdict, define, evolve, field, frozen
 
 from augury import Engine
 from augury.cli import Prompt
-from augury.errors import AuguryError, PluginError
+from augury.errors import PluginError
 from augury.plugins.bench.workload import with_answers
 from augury.speculation.trials import Trial
 from augury.types import Result
@@ -101,22 +101,6 @@ class Reliability:
                 _add(agreement, trial.agreement.name, trial.agreement.prior, own)
         return cls(steps, buckets, agreement)
 
-    @classmethod
-    def pool(cls, parts: Iterable[Reliability]) -> Reliability:
-        """Join counts."""
-        steps: dict[str, Sequence[Tally]] = {}
-        buckets: dict[tuple[str, str], tuple[float, Tally]] = {}
-        agreement: dict[str, tuple[float, Tally]] = {}
-        for part in parts:
-            for name, mine in part.steps.items():
-                before = steps.get(name, (Tally(),) * N_STEPS)
-                steps[name] = tuple(a + b for a, b in zip(before, mine, strict=True))
-            for key, (prior, tally) in part.buckets.items():
-                _add(buckets, key, prior, tally)
-            for kind, (ratio, tally) in part.agreement.items():
-                _add(agreement, kind, ratio, tally)
-        return cls(steps, buckets, agreement)
-
     def as_json(self) -> dict[str, Any]:
         """As `augury bench drafters --json` prints it: rows of tokens, the sum of their chances, and how many were right."""
         buckets: dict[str, dict[str, Any]] = {}
@@ -145,12 +129,17 @@ class Pair:
     drafted: Result
     is_promised: bool = True  # whether both should emit the same tokens; rejection promises the distribution alone
     n_repeated: int = 0  # plain runs that stalled before this one
-    reliability: Reliability = Factory(Reliability)  # of tokens proposed in the drafted run
+    trials: tuple[Trial, ...] = ()  # of tokens proposed in the drafted run
 
     @property
     def is_identical(self) -> bool:
         """Whether both emitted the same tokens."""
         return self.plain.tokens == self.drafted.tokens
+
+    @property
+    def speeds(self) -> tuple[float, float]:
+        """Tokens per second, plain and drafted."""
+        return self.plain.stats.timings.predicted_per_second, self.drafted.stats.timings.predicted_per_second
 
     @property
     def max_speedup(self) -> float:
@@ -160,13 +149,13 @@ class Pair:
     @property
     def is_stalled(self) -> bool:
         """Whether something held up the plain run: the ratio is far above the highest that there can be."""
-        speeds = [run.stats.timings.predicted_per_second for run in (self.drafted, self.plain)]
-        return speeds[0] > _STALL * self.max_speedup * speeds[1] > 0
+        plain, drafted = self.speeds
+        return drafted > _STALL * self.max_speedup * plain > 0
 
 
 @define(eq=False, slots=False)
 class PairedRuns:
-    """Runs one prompt with and without a drafter, pair by pair: `begin`, `drafted` and `end`. `close` it at last."""
+    """Runs one prompt with and without a drafter, pair by pair. `close` it at last."""
 
     _load: Callable[[], Engine]  # with the drafter
     _params: dict[str, Any]  # of the requests; those of the prompt come first
@@ -174,17 +163,33 @@ class PairedRuns:
     config: Mapping[str, Any] = field(factory=dict, init=False)  # of the engine loaded last, with the model's own name
     _engine: Engine | None = field(default=None, init=False)
     _trials: list[Iterable[Trial]] = field(factory=list, init=False)  # of the drafted run that was last
-    _before: Result | None = field(default=None, init=False)  # the plain run before that, if it came first
-    _drafted: Result = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._params = {**self._params, **self._prompt.arguments()}
 
-    def begin(self, index: int, *, is_warm: bool) -> None:
-        """Get ready for a drafted run, with an even index by a plain one before it; unless it is to be warm, from cold."""
+    def pair(self, index: int, *, is_warm: bool = False) -> Pair:
+        """A drafted run and a plain one, which begins with an even index, on a fresh engine unless it is to be warm.
+
+        A plain run that stalled is repeated, and the last of several counts.
+        """
         if self._engine is None or not is_warm:
             self._prepare(is_warm=is_warm)
-        self._before = None if index % 2 else self._plain()
+        before = None if index % 2 else self._plain()
+        drafted = self._drafted()
+        is_promised = self._params.get("temperature") == 0 or drafted.stats.effective.get("verify") != "rejection"
+        trials = tuple(chain.from_iterable(self._trials))
+        pair = Pair(self._prompt, before or self._plain(), drafted, is_promised, trials=trials)
+        while pair.is_stalled and pair.n_repeated < _MAX_REPEATS:
+            pair = evolve(pair, plain=self._plain(), n_repeated=pair.n_repeated + 1)
+        if not is_warm:
+            self.close()
+        return pair
+
+    def close(self) -> None:
+        """Close the engine. May be called twice."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     def _prepare(self, *, is_warm: bool) -> None:
         """Load a fresh engine and process the prompt; if warm, let the drafter see the answer, too."""
@@ -198,52 +203,22 @@ class PairedRuns:
             )
         self._generate({"type": "none"}, max_tokens=_N_WARM)
         if is_warm:
-            self.drafted()
-
-    def drafted(self) -> None:
-        """Generate with the drafter."""
-        self._trials.clear()
-        options = {name: each for name, each in self.config["speculative"].items() if isinstance(each, Mapping)}
-        # measured texts must not teach later runs
-        self._drafted = self._generate({name: {"corpus_learns": False} for name, each in options.items() if each.get("corpus")})
-        _check_drafters(self._drafted)
-
-    def end(self) -> Pair:
-        """The drafted run and the plain one beside it; one that stalled is repeated, and the last of several counts."""
-        drafted = self._drafted
-        is_promised = self._params.get("temperature") == 0 or drafted.stats.effective.get("verify") != "rejection"
-        reliability = Reliability.of(chain.from_iterable(self._trials))
-        pair = Pair(self._prompt, self._before or self._plain(), drafted, is_promised, reliability=reliability)
-        while pair.is_stalled and pair.n_repeated < _MAX_REPEATS:
-            pair = evolve(pair, plain=self._plain(), n_repeated=pair.n_repeated + 1)
-        return pair
-
-    def pair(self, index: int, *, is_warm: bool = False) -> Pair:
-        """All three; the engine is closed afterwards unless a warm one is wanted."""
-        self.begin(index, is_warm=is_warm)
-        self.drafted()
-        pair = self.end()
-        if not is_warm:
-            self.close()
-        return pair
-
-    def close(self) -> None:
-        """Close the engine. May be called twice."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+            self._drafted()
 
     def _plain(self) -> Result:
         return self._generate({"type": "none"})
 
+    def _drafted(self) -> Result:
+        """Generate with the drafter. Raises PluginError: one failed, so that the figures would be those of plain decoding."""
+        self._trials.clear()
+        options = {name: each for name, each in self.config["speculative"].items() if isinstance(each, Mapping)}
+        # measured texts must not teach later runs
+        result = self._generate({name: {"corpus_learns": False} for name, each in options.items() if each.get("corpus")})
+        for name, stats in result.stats.drafters.items():
+            if stats.failed is not None:
+                raise PluginError(f"drafter {name} failed in {stats.failed}; leave it out, or mend it, to compare speeds")
+        return result
+
     def _generate(self, speculative: Mapping[str, Any], **changed: Any) -> Result:
-        if self._engine is None:
-            raise AuguryError("no engine is loaded; call begin() first")
+        assert self._engine is not None
         return self._engine.submit(**{**self._params, **changed, "speculative": speculative}).result()
-
-
-def _check_drafters(result: Result) -> None:
-    """Raises PluginError: a drafter was left out of a run, whose figures would then be those of plain decoding."""
-    for name, stats in result.stats.drafters.items():
-        if stats.failed is not None:
-            raise PluginError(f"drafter {name} failed in {stats.failed}; leave it out, or mend it, to compare speeds")

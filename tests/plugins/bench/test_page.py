@@ -9,7 +9,6 @@ from support.pairs import pair
 
 from augury.plugins.bench.page import page
 from augury.plugins.bench.pair_stats import DrafterResult
-from augury.plugins.bench.paired_runs import Reliability
 from augury.speculation.chances import Bucket
 from augury.speculation.trials import Trial
 from augury.types import Token
@@ -156,7 +155,7 @@ def test_a_chain_s_drafters_have_the_colours_that_they_have_alone():
 
 
 def reliable(*trials, spec_type="a;b"):
-    return DrafterResult(spec_type, "cold", (evolve(pair(), reliability=Reliability.of(trials)),))
+    return DrafterResult(spec_type, "cold", (evolve(pair(), trials=trials),))
 
 
 def test_it_shows_whether_chances_are_true():

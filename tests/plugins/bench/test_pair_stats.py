@@ -63,10 +63,9 @@ rounds = st.lists(st.integers(0, 5).flatmap(lambda k: st.tuples(st.just(k), st.i
 pairs = st.builds(pair, st.floats(0.1, 9), st.floats(0.1, 9), rounds=rounds)
 
 
-@given(st.lists(st.lists(pairs, max_size=3), max_size=3))
-def test_stats_pool_to_those_of_all_pairs(groups):
-    every = PairStats.of(each for group in groups for each in group)
-    assert PairStats.pool(PairStats.of(group) for group in groups) == every
+@given(st.lists(pairs, max_size=9))
+def test_counts_by_position_come_to_those_of_all_tokens(several):
+    every = PairStats.of(several)
     assert sum(every.accepted_by_position) == every.n_accepted
     assert sum(every.offered_by_position) == every.n_drafted
 

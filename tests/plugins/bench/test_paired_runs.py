@@ -10,7 +10,7 @@ from support.pairs import result
 from augury.cli.prompts import Prompt
 from augury.drafters.ngram_simple import NgramSimple
 from augury.engine.engine import Engine
-from augury.errors import AuguryError, PluginError
+from augury.errors import PluginError
 from augury.plugins.bench.page import _rounds
 from augury.plugins.bench.pair_stats import PairStats
 from augury.plugins.bench.paired_runs import PairedRuns
@@ -99,7 +99,7 @@ def test_a_plain_run_that_stalled_is_repeated(monkeypatch, slow, n_repeated, is_
     times = [49.0] * slow + [1.0] * 9
     monkeypatch.setattr(runs, "_prepare", lambda **_: None)
     monkeypatch.setattr(runs, "_plain", lambda: result(times.pop(0)))
-    monkeypatch.setattr(runs, "drafted", lambda: setattr(runs, "_drafted", drafted))
+    monkeypatch.setattr(runs, "_drafted", lambda: drafted)
     pair = runs.pair(0)
     assert (pair.n_repeated, pair.is_stalled) == (n_repeated, is_stalled)
     assert pair.plain.stats.timings.predict_s == (49.0 if is_stalled else 1.0)
@@ -141,20 +141,13 @@ def test_a_planned_pair_tells_how_true_its_chances_were(monkeypatch):
 
     runs = PairedRuns(load, PARAMS, PROMPT)
     for pair in (runs.pair(0), runs.pair(1)):
-        together, alone = pair.reliability.steps["together"], pair.reliability.steps["suffix"]
+        reliability = PairStats.of([pair]).reliability
+        together, alone = reliability.steps["together"], reliability.steps["suffix"]
         assert together == alone
         assert sum(each.n for each in together) >= sum(each.n_right for each in together) > 0
-        n = sum(tally.n for _, tally in pair.reliability.buckets.values())
+        n = sum(tally.n for _, tally in reliability.buckets.values())
         assert n == sum(each.n for each in together)
-        assert PairStats.of([pair]).as_json()["reliability"]["buckets"]["suffix"]
-
-
-def test_without_an_engine_it_says_so(runs):
-    runs.begin(1, is_warm=False)
-    runs.drafted()
-    runs.close()
-    with pytest.raises(AuguryError, match="begin"):
-        runs.end()
+        assert reliability.as_json()["buckets"]["suffix"]
 
 
 class Talker:
@@ -182,7 +175,7 @@ def test_answers_that_a_conversation_leaves_open_are_written_once_and_plainly():
     waiting = list(engines)
     runs = PairedRuns(lambda: waiting.pop(0), PARAMS, Prompt(messages=chat))
     for _ in engines:
-        runs.begin(1, is_warm=False)
+        runs._prepare(is_warm=False)
     (answer, warm_up), (again,) = (each.asked for each in engines)
     assert answer == ({"type": "none"}, 48, ["a"])
     assert warm_up == again == ({"type": "none"}, 8, ["a", "answer 1", "b"])

@@ -1,7 +1,6 @@
 """Counts of tokens by chance and by bucket."""
 
 import pytest
-from hypothesis import given, strategies as st
 
 from augury.plugins.bench.paired_runs import Reliability, Tally
 from augury.speculation.chances import Bucket
@@ -32,18 +31,6 @@ def test_tokens_count_for_each_who_proposed_them_and_once_for_all_together():
         ("b", "evidence 1"): (0.9, Tally(3, 1.25, 2)),
     }
     assert found.agreement == {ALONE.name: (0.5, Tally(2, 0.25, 0)), AGREED.name: (2.0, Tally(1, 0.0625, 1))}, "by own chances"
-
-
-@given(st.lists(st.lists(st.sampled_from(TRIALS), max_size=4), max_size=4))
-def test_pooled_counts_are_those_of_all_trials(parts):
-    pooled = Reliability.pool(map(Reliability.of, parts)).as_json()
-    at_once = Reliability.of(trial for part in parts for trial in part).as_json()
-    assert pooled["buckets"] == at_once["buckets"]
-    assert pooled["agreement"] == at_once["agreement"]
-    assert {name: [tuple(each) for each in steps] for name, steps in pooled["steps"].items()} == {
-        name: [(n, pytest.approx(expected), n_right) for n, expected, n_right in steps]
-        for name, steps in at_once["steps"].items()
-    }
 
 
 def test_json_has_the_counts():
