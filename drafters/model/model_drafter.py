@@ -246,11 +246,7 @@ class HeadDrafter(FeatureDrafter):
         return PartRunner(context, encoder, n_vocab=n_vocab)
 
     def _load(self, reference: str) -> PartRunner:
-        """The head, for all slots.
-
-        Raises:
-            UnsupportedError: The file is no head, or one of another target.
-        """
+        """The head, for all slots. Raises UnsupportedError: the file is no head, or one of another target."""
         options, session = self.options, self.session
         load_options = options.of_target(session.options, window=options.window)
         context = session.load(reference, load_options, options.backend)

@@ -28,11 +28,7 @@ class Actor:
         self._answers: answers.Answers | None = None
 
     def load(self, args: dict[str, Any], template: str | None, params: Mapping[str, Any]) -> None:
-        """Load the engine of a command's flags.
-
-        Raises:
-            AuguryError: As `Engine.load` does.
-        """
+        """Load the engine of a command's flags. Raises AuguryError: as `Engine.load` does."""
         given = cluster.received(args)
         engine = load_engine(given, given.spec_type, given.model_draft)
         use_template(engine, template, parse_special=given.parse_special)

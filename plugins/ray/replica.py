@@ -34,11 +34,7 @@ class Replica:
     """Answers prompts that are token ids already."""
 
     def __init__(self, args: dict[str, Any]) -> None:
-        """Load the engine of a command's flags.
-
-        Raises:
-            AuguryError: As `Engine.load` does.
-        """
+        """Load the engine of a command's flags. Raises AuguryError: as `Engine.load` does."""
         given = cluster.received(args)
         self._metrics = metrics.Metrics()
         given.registry.hooks.register(self._metrics)

@@ -115,11 +115,7 @@ class Replicas:
     ascore = partialmethod(_elsewhere, "ascore")
 
     def save_slot(self, *_: Any) -> Any:
-        """Refuse: slots are those of replicas, which come and go.
-
-        Raises:
-            UnsupportedError: Always.
-        """
+        """Refuse: slots are those of replicas, which come and go. Raises UnsupportedError: always."""
         raise UnsupportedError("slots of replicas cannot be saved, loaded or erased; serve without --replicas for that")
 
     load_slot = erase_slot = save_slot

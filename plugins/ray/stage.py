@@ -97,11 +97,7 @@ class ActorEndpoint(connection.Endpoint):
 
 
 def node_of(host: str) -> Mapping[str, Any]:
-    """The node of the cluster that has this name, address, host name or id.
-
-    Raises:
-        OptionError: There is none, or several.
-    """
+    """The node of the cluster that has this name, address, host name or id. Raises OptionError: there is none, or several."""
     nodes = [each for each in ray.nodes() if each["Alive"]]
     named = ("NodeName", "NodeManagerAddress", "NodeManagerHostname", "NodeID")
     found = [each for each in nodes if host in (each[name] for name in named)]

@@ -80,11 +80,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _checked(name: str, registry: Registry) -> str:
-    """Check the name of the drafter.
-
-    Raises:
-        OptionError: It cannot be a name, or is taken.
-    """
+    """Check the name of the drafter. Raises OptionError: it cannot be a name, or is taken."""
     if _NAME.fullmatch(name) is None:
         good = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789") or "my-drafter"
         raise OptionError(
