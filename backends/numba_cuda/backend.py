@@ -15,7 +15,7 @@ from augury.options import option
 from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 if TYPE_CHECKING:
-    from augury.backends.numba_cuda.device import Device
+    from augury.backends.numba_cuda.gpu import Gpu
     from augury.devices import DeviceInfo
     from augury.files.gguf import ModelFile
 
@@ -52,12 +52,12 @@ class NumbaCuda(Backend):
 
     def memory_needed(self, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Sequence[Allocation]:
         """Weights, the slots' memory and work space; the driver's own memory and graphs are added to that."""
-        from augury.backends.numba_cuda.device import CountingDevice
+        from augury.backends.numba_cuda.device import Device
         from augury.backends.numba_cuda.lowering import Lowering
         from augury.backends.numba_cuda.weights import PURPOSE, check_types, n_bytes_of
 
         options.check_cache_types(plan)
-        lowering, counting = Lowering(plan, options), CountingDevice(self.options.device)
+        lowering, counting = Lowering(plan, options), Device(self.options.device)
         check_types(file, lowering.plan)
         lowering.allocate(counting)
         n_bytes = n_bytes_of(file, lowering.plan, counting.label, as_halves=self._has_halves)
@@ -100,11 +100,7 @@ class NumbaCuda(Backend):
     def _has_halves(self) -> bool:
         return self.options.products == "halves"
 
-    def _open(self) -> Device:
-        if probe.is_simulated():
-            from augury.backends.numba_cuda.device import SimulatedDevice
-
-            return SimulatedDevice(self.options.device)
+    def _open(self) -> Gpu:
         from augury.backends.numba_cuda.gpu import Gpu
 
         return Gpu(self.options.device, has_graphs=self.options.graphs)

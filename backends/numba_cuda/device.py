@@ -1,17 +1,13 @@
-"""A device as models see it: memory, launches of kernels, programs. This file has the simulated one; `gpu` has the real one."""
+"""A device as models see it: memory, launches of kernels, programs."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cuda.kernels import simulator
-from augury.interfaces import Progress
 from augury.types import Allocation
 
 if TYPE_CHECKING:
@@ -89,8 +85,8 @@ class Copy:
     n_bytes: int
 
 
-class Device(ABC):
-    """The place of a model's memory and kernels. Copies and launches happen in the order in which they were begun."""
+class Device:
+    """The place of a model's memory: this one only counts it, `gpu` has one with memory and kernels."""
 
     def __init__(self, number: int = 0) -> None:
         self.label = f"CUDA{number}"  # as llama.cpp calls it
@@ -111,132 +107,5 @@ class Device(ABC):
         """The allocated bytes, by purpose."""
         return tuple(Allocation(purpose, n_bytes, self.label) for purpose, n_bytes in self._n_bytes.items())
 
-    @abstractmethod
-    def _allocate(self, n_bytes: int) -> Buffer: ...
-
-    @abstractmethod
-    def prepare(self, kernels: Iterable[Kernel], progress: Progress) -> None:
-        """Make kernels ready to be launched."""
-
-    @abstractmethod
-    def staging(self, n: int) -> np.ndarray:
-        """An array (n,) int32 of the host that the device reads and writes without the host's doing."""
-
-    @abstractmethod
-    def program(self, steps: Sequence[Launch | Copy], staged: Staged | None = None, fetched: Fetched | None = None) -> Program:
-        """Put steps together.
-
-        Args:
-            steps: In order.
-            staged: The copies before.
-            fetched: The copies at the end.
-        """
-
-    def _one_by_one(self, steps: Sequence[Program], staged: Staged | None, fetched: Fetched | None) -> Program:
-        def run() -> None:
-            if staged is not None:
-                self.send(*staged)
-            for step in steps:
-                step()
-            if fetched is not None:
-                self.fetch(*fetched)
-
-        return run
-
-    @abstractmethod
-    def launch(self, launch: Launch) -> None:
-        """Begin to run one kernel."""
-
-    @abstractmethod
-    def copy(self, step: Copy) -> None:
-        """Begin to copy bytes on the device."""
-
-    @abstractmethod
-    def write(self, to: Pointer, array: np.ndarray) -> None:
-        """Copy an array of the host to the device, after all that was begun."""
-
-    @abstractmethod
-    def read(self, source: Pointer, array: np.ndarray) -> None:
-        """Copy from the device to an array of the host, after all that was begun."""
-
-    @abstractmethod
-    def send(self, staged: np.ndarray, to: Pointer) -> None:
-        """Begin to copy a staging array, or the beginning of one, to the device."""
-
-    @abstractmethod
-    def fetch(self, source: Pointer, staged: np.ndarray) -> None:
-        """Begin to copy from the device to a staging array, or the beginning of one."""
-
-    @abstractmethod
-    def mark(self) -> None:
-        """Note the device's time, after all that was begun."""
-
-    @abstractmethod
-    def wait(self) -> float | None:
-        """Wait until all that was begun is over; returns the seconds between the last two marks, None without a clock."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give everything back."""
-
-
-class SimulatedDevice(Device):
-    """A device whose memory is arrays, and whose kernels `kernels.simulator` runs; everything is over when it was begun."""
-
-    is_reversed = False  # whether blocks, and the threads of a block, run from the last to the first
-
-    def _allocate(self, n_bytes: int) -> Buffer:
-        return Buffer(n_bytes, array=np.zeros(n_bytes, np.uint8))
-
-    def prepare(self, kernels: Iterable[Kernel], progress: Progress) -> None:
-        """See `Device.prepare`: lanes are compiled when they are first called."""
-
-    def staging(self, n: int) -> np.ndarray:
-        return np.zeros(n, np.int32)
-
-    def program(self, steps: Sequence[Launch | Copy], staged: Staged | None = None, fetched: Fetched | None = None) -> Program:
-        begun = [partial(self.copy, each) if isinstance(each, Copy) else partial(self.launch, each) for each in steps]
-        return self._one_by_one(begun, staged, fetched)
-
-    def launch(self, launch: Launch) -> None:
-        kernel, given = launch.kernel, zip(launch.kernel.parameters, launch.arguments, strict=True)
-        arguments = [_array(each).view(ELEMENTS[letter]) if isinstance(each, Pointer) else each for letter, each in given]
-        grouped = kernel.grouped(arguments)
-        simulator.run(kernel.function, launch.grid, launch.n_threads, grouped, is_reversed=self.is_reversed)
-
-    def copy(self, step: Copy) -> None:
-        _array(step.to)[: step.n_bytes] = _array(step.source)[: step.n_bytes]
-
-    def write(self, to: Pointer, array: np.ndarray) -> None:
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        _array(to)[: len(flat)] = flat
-
-    def read(self, source: Pointer, array: np.ndarray) -> None:
-        array.reshape(-1).view(np.uint8)[:] = _array(source)[: array.nbytes]
-
-    def send(self, staged: np.ndarray, to: Pointer) -> None:
-        self.write(to, staged)
-
-    def fetch(self, source: Pointer, staged: np.ndarray) -> None:
-        self.read(source, staged)
-
-    def mark(self) -> None:
-        """See `Device.mark`."""
-
-    def wait(self) -> float | None:
-        return None
-
-    def close(self) -> None:
-        self._n_bytes.clear()
-
-
-class CountingDevice(SimulatedDevice):
-    """Counts allocations, and allocates nothing."""
-
     def _allocate(self, n_bytes: int) -> Buffer:
         return Buffer(n_bytes)
-
-
-def _array(pointer: Pointer) -> np.ndarray:
-    assert pointer.buffer.array is not None
-    return pointer.buffer.array[pointer.offset :]

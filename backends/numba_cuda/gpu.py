@@ -27,6 +27,8 @@ _current = threading.local()  # the GPU whose context is a thread's
 class Gpu(Device):
     """One GPU: the primary context, a stream of its own, and the kernels that were loaded.
 
+    Copies and launches happen in the order in which they were begun.
+
     Attributes:
         name: As the driver calls it.
         capability: Its compute capability, as (9, 0).
@@ -71,7 +73,7 @@ class Gpu(Device):
         self.overlapping.value.programmaticStreamSerializationAllowed = 1
 
     def prepare(self, kernels: Iterable[Kernel], progress: Progress) -> None:
-        """See `Device.prepare`: all are loaded before a graph is recorded, during which nothing may be."""
+        """Make kernels ready to be launched: all are loaded before a graph is recorded, during which nothing may be."""
         self._enter()
         for name, binary in Compiler(self.capability).binaries(list(kernels), progress).items():
             if name not in self._functions:
@@ -83,6 +85,7 @@ class Gpu(Device):
         self._functions[name] = self._call("cuModuleGetFunction", self._modules[-1], entry.encode())
 
     def staging(self, n: int) -> np.ndarray:
+        """An array (n,) int32 of the host that the device reads and writes without the host's doing."""
         self._enter()
         address = self._call("cuMemHostAlloc", 4 * n, 0)
         self._pinned.append(address)
@@ -91,45 +94,62 @@ class Gpu(Device):
         return array
 
     def program(self, steps: Sequence[Launch | Copy], staged: Staged | None = None, fetched: Fetched | None = None) -> Program:
-        begun = [
+        """Put steps together, which run in order, after copies `staged`, before copies `fetched`."""
+        begun: list[Program] = [self._enter] if staged is None else [self._enter, partial(self.send, *staged)]
+        begun += [
             partial(self.copy, step) if isinstance(step, Copy) else _Call(self, step, overlaps=isinstance(before, Launch)).run
             for before, step in zip((None, *steps), steps, strict=False)
         ]
-        one_by_one = self._one_by_one([self._enter, *begun], staged, fetched)
-        return _Graph(self, one_by_one) if self._has_graphs else one_by_one
+        begun += [] if fetched is None else [partial(self.fetch, *fetched)]
+
+        def run() -> None:
+            for step in begun:
+                step()
+
+        return _Graph(self, run) if self._has_graphs else run
 
     def launch(self, launch: Launch) -> None:
+        """Begin to run one kernel."""
         self._enter()
         _Call(self, launch).run()
 
     def copy(self, step: Copy) -> None:
+        """Begin to copy bytes on the device."""
         self._enter()
         self._call("cuMemcpyDtoDAsync", _address(step.to), _address(step.source), step.n_bytes, self.stream)
 
     def write(self, to: Pointer, array: np.ndarray) -> None:
+        """Copy an array of the host to the device, after all that was begun."""
         array = np.ascontiguousarray(array)
         self.send(array, to)
         self._call("cuStreamSynchronize", self.stream)  # until then the array is to stay
 
     def read(self, source: Pointer, array: np.ndarray) -> None:
+        """Copy from the device to an array of the host, after all that was begun."""
         self.fetch(source, array)
         self._call("cuStreamSynchronize", self.stream)
 
     def send(self, staged: np.ndarray, to: Pointer) -> None:
+        """Begin to copy a staging array, or the beginning of one, to the device."""
         self._enter()
         self._call("cuMemcpyHtoDAsync", _address(to), staged.ctypes.data, staged.nbytes, self.stream)
 
     def fetch(self, source: Pointer, staged: np.ndarray) -> None:
+        """Begin to copy from the device to a staging array, or the beginning of one."""
         self._enter()
         self._call("cuMemcpyDtoHAsync", staged.ctypes.data, _address(source), staged.nbytes, self.stream)
 
     def mark(self) -> None:
+        """Note the device's time, after all that was begun."""
         self._enter()
         self._call("cuEventRecord", self._marks[self._n_marks % 2], self.stream)
         self._n_marks += 1
 
     def wait(self) -> float | None:
-        """See `Device.wait`: where nothing was begun since the last time, the driver is not asked."""
+        """Wait until all that was begun is over; returns the seconds between the last two marks, None without these.
+
+        Where nothing was begun since the last time, the driver is not asked.
+        """
         if self._is_busy:
             self._enter()
             self._call("cuStreamSynchronize", self.stream)
@@ -139,6 +159,7 @@ class Gpu(Device):
         return self._seconds
 
     def close(self) -> None:
+        """Give everything back. May be called twice."""
         if self._is_closed:
             return
         self._enter()

@@ -12,6 +12,7 @@ from augury.backends.numba.passes import LastVocabularies
 from augury.backends.numba_cuda import passes
 from augury.backends.numba_cuda.block import BlockEmitter, FirstProducts, columns_of, multiply_first
 from augury.backends.numba_cuda.device import Device, Launch, Pointer, Program
+from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.dialect import Kernel
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
@@ -49,7 +50,7 @@ class Lowering(PlanEmitters[BlockEmitter, "Streams"]):
         self._narrow: dict[Linear, NarrowOutput] = {}
         self._vocabularies = LastVocabularies[NarrowOutput | None]()
 
-    def place(self, device: Device, weights: Weights) -> None:
+    def place(self, device: Gpu, weights: Weights) -> None:
         """Allocate work space and the slots' memory, and load the weights."""
         self.allocate(device)
         self._device, self._weights = device, weights

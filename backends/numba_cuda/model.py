@@ -11,7 +11,8 @@ from attrs import evolve
 from augury.backends.numba.lowering import Parts
 from augury.backends.numba.model import CompiledModel
 from augury.backends.numba.passes import passes
-from augury.backends.numba_cuda.device import Copy, Device, Pointer, Program
+from augury.backends.numba_cuda.device import Copy, Pointer, Program
+from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, MAX_TOKENS
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, size_of
@@ -35,7 +36,7 @@ class CudaModel(CompiledModel):
     pass_sizes = PASS_SIZES
     is_asynchronous = True
 
-    def __init__(self, info: ModelInfo, lowering: Lowering, device: Device, tokens: np.ndarray | None = None) -> None:
+    def __init__(self, info: ModelInfo, lowering: Lowering, device: Gpu, tokens: np.ndarray | None = None) -> None:
         """Take over memory on a device; of an output of some `tokens` (m,) int32 also these."""
         super().__init__(info, lowering, tokens)
         self._lowering, self._device, self.memory_layout = lowering, device, f"{self.options.n_ctx} positions"

@@ -8,7 +8,8 @@ import numpy as np
 from attrs import evolve
 
 from augury.backends.numba.passes import groups_of, tokens_of
-from augury.backends.numba_cuda.device import Copy, Device, Region
+from augury.backends.numba_cuda.device import Copy, Region
+from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.formats import TILE
 from augury.backends.numba_cuda.kernels.halves import HEADER, slices_of, step_words
 from augury.backends.numba_cuda.repack import n_words_of
@@ -31,7 +32,7 @@ class NarrowOutput:
         names: The same on the device.
     """
 
-    def __init__(self, device: Device, matrix: Matrix, n_first: int) -> None:
+    def __init__(self, device: Gpu, matrix: Matrix, n_first: int) -> None:
         """Begin with the tokens in the first tiles, and those after them.
 
         Raises:
@@ -56,7 +57,7 @@ class NarrowOutput:
         self._name()
 
     @classmethod
-    def of(cls, device: Device, matrix: Matrix, vocabulary: np.ndarray) -> NarrowOutput | None:
+    def of(cls, device: Gpu, matrix: Matrix, vocabulary: np.ndarray) -> NarrowOutput | None:
         """The first tokens of a vocabulary (m,) int32, rising; None if that would save little."""
         tiles = groups_of(vocabulary, matrix.tile_rows)
         n_first = int((tiles == np.arange(len(tiles))).sum())

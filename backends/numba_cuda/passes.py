@@ -8,7 +8,8 @@ from types import MappingProxyType
 import numpy as np
 from attrs import evolve, frozen
 
-from augury.backends.numba_cuda.device import Device, Launch, Pointer
+from augury.backends.numba_cuda.device import Launch, Pointer
+from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_ROWS, N_ROWS
 from augury.backends.numba_cuda.kernels.sample import best_of_chunks, best_tokens, chunk_of, gather_logits, sums_of_chunks
@@ -91,7 +92,7 @@ class PendingRows:
 class RowReader:
     """Finds the results of all rows of a pass at once, and in advance, if the last pass needed them."""
 
-    def __init__(self, device: Device, logits: Logits) -> None:
+    def __init__(self, device: Gpu, logits: Logits) -> None:
         self.device, self.logits = device, logits
         self.n_of_chunks = logits.n_vocab  # the first of a row's logits whose chunks' best ones are on the device
         self._asked = RowRequest()

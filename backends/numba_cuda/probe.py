@@ -12,9 +12,7 @@ from typing import Any
 from augury.devices import DeviceInfo
 from augury.extras import install_command
 from augury.files.cache import cache_folder
-from augury.memory_limit import n_bytes_of_machine
 
-SIMULATOR = "NUMBA_ENABLE_CUDASIM"  # numba's own switch, "1" for on
 LEAST_CAPABILITY = (8, 0)  # max.NaN, and loads that leave L1 alone
 _LEAST_DRIVER = 13000  # of CUDA 13.0, as cuDriverGetVersion tells it: earlier ones refuse machine code of its linker
 _MAJOR, _MINOR = 75, 76  # attributes of a device, as cuda.h numbers them
@@ -22,15 +20,8 @@ _NAME_BYTES = 128
 INSTALL = install_command("cuda")
 
 
-def is_simulated() -> bool:
-    """Whether kernels run in the simulator."""
-    return os.environ.get(SIMULATOR) == "1"
-
-
 def unavailable_reason() -> str | None:
     """The missing part, found and expected, and what to do; None if kernels can run."""
-    if is_simulated():
-        return None if find_spec("greenlet") else f"{SIMULATOR} is 1, but greenlet is not installed; pip install greenlet"
     missing = [name for name in ("numba_cuda", "cuda.bindings", "cuda.core") if not _is_there(name)]
     if missing:
         return f"{missing[0]} is not installed; {INSTALL}"
@@ -40,10 +31,7 @@ def unavailable_reason() -> str | None:
 
 
 def devices() -> tuple[DeviceInfo, ...]:
-    """The GPUs that will do, by number; in the simulator two, so that models can be divided among them."""
-    if is_simulated():
-        n_bytes = n_bytes_of_machine()
-        return tuple(DeviceInfo(f"CUDA{i}", "simulated GPU", n_bytes, n_bytes, {"device": i}) for i in range(2))
+    """The GPUs that will do, by number."""
     driver, n = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
     driver.cuInit(0)
     driver.cuDeviceGetCount(ctypes.byref(n))

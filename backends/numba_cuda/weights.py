@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cuda.device import Device, Pointer
+from augury.backends.numba_cuda.device import Pointer
+from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT, Format
 from augury.backends.numba_cuda.kernels.halves import MATRIX_ROWS, slices_of
 from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, HAS_SCALES, MOST_CUTS
@@ -154,7 +155,7 @@ class Weights:
     def __init__(
         self,
         file: ModelFile,
-        device: Device,
+        device: Gpu,
         total: int,
         threads: int | None,
         progress: Progress,

@@ -8,10 +8,10 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from augury.backends.numba_cuda.device import Copy, Launch, SimulatedDevice
+from augury.backends.numba_cuda.device import Copy, Launch
 from augury.backends.numba_cuda.gpu import Gpu
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, lane, mma_halves
-from augury.backends.numba_cuda.probe import find_compiler, is_simulated
+from augury.backends.numba_cuda.kernels.dialect import SIMULATED, WARP, cuda, kernel, lane, mma_halves
+from augury.backends.numba_cuda.probe import find_compiler
 from gpu import ptx
 from gpu.models import LARGE
 from gpu.roofline import CLOCK
@@ -108,7 +108,7 @@ def columns_alone(inputs, words, sums, results, differing, n_turns):
 
 def e2_columns():
     """Whether a column of a matrix product of halves depends on others, on what a zero meets, and is as simulated."""
-    if not is_simulated() and find_compiler() is None:
+    if not SIMULATED and find_compiler() is None:
         return {"left out": "there is no libnvvm, which compiles this probe's kernel"}
     gpu = Gpu(0)
     _load(gpu, columns_alone)
@@ -264,7 +264,7 @@ def _function(gpu, program, name):
 
 def _load(gpu, kernel):
     """Compile a kernel that is not among augury's, whose machine code is kept by their sources."""
-    if not isinstance(gpu, SimulatedDevice):
+    if not SIMULATED:
         from augury.backends.numba_cuda.aot import compile_kernel
 
         (binary,) = compile_kernel(kernel, [(gpu.capability[0], 0)])

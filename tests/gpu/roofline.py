@@ -19,8 +19,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attrs import evolve, frozen
+from cuda_simulator.device import CountingDevice
 
-from augury.backends.numba_cuda.device import Buffer, CountingDevice, Launch, Pointer
+from augury.backends.numba_cuda.device import Buffer, Launch, Pointer
 from augury.backends.numba_cuda.kernels.splits import SPLIT
 
 SIZES = (1, 8, 64)  # tokens of a pass

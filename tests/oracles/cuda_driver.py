@@ -6,10 +6,10 @@ import ctypes
 from types import SimpleNamespace
 
 import numpy as np
+from cuda_simulator import grid
 
 from augury.backends.numba_cuda.aot import all_kernels
 from augury.backends.numba_cuda.device import ELEMENTS
-from augury.backends.numba_cuda.kernels import simulator
 
 KERNELS = {kernel.name: kernel for kernel in all_kernels()}
 C_TYPES = {"i": ctypes.c_int32, "r": ctypes.c_float}
@@ -116,8 +116,8 @@ class Driver:
         for kind, place in zip(kernel.parameters, places, strict=True):
             value = C_TYPES.get(kind, ctypes.c_uint64).from_address(place).value
             arguments.append(self.view(value).view(ELEMENTS[kind]) if kind in ELEMENTS else value)
-        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
-        simulator.run(kernel.function, grid, config.blockDimX, kernel.grouped(arguments))
+        blocks = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        grid.run(kernel.function, blocks, config.blockDimX, kernel.grouped(arguments))
 
     def view(self, address):
         """The memory from an address on, in the allocation that has it."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
+from cuda_simulator.device import CountingDevice
 from gpu.models import LARGE, MIDDLE, MIXTURE, Q4_K_M, random_model
 from oracles.drafts import draft_file, target_of
 from oracles.models import ORACLES, tiny_file
 
 from augury import Registry
 from augury.backends.numba.lowering import Parts
-from augury.backends.numba_cuda.device import CountingDevice, Launch
+from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Lowering, size_of
 from augury.backends.numba_cuda.weights import Weights
 from augury.files.gguf import ModelFile

@@ -34,7 +34,7 @@ MAY_KERNELS_IMPORT = (
     "llvmlite",
 )
 # two compile and cache kernels, one chooses an instruction set, two are what kernels are written in: they hold none
-NO_KERNELS = {"compiler.py", "isa.py", "jit.py", "dialect.py", "instructions.py", "simulator.py"}
+NO_KERNELS = {"compiler.py", "isa.py", "jit.py", "dialect.py", "instructions.py"}
 
 
 def test_the_package_list_is_the_tree():

@@ -1,9 +1,7 @@
-"""The dialect of kernels: CUDA for hardware, or a simulator of it, chosen once, when this module is imported.
+"""The dialect of kernels.
 
 Kernels and lanes use numba's names for threads, barriers, shared and local arrays (`cuda`), and for all that has an instruction
-of its own the operations of `instructions`, and those of a warp, below. With NUMBA_ENABLE_CUDASIM=1, numba's switch, lanes are
-compiled for the CPU by the same typing rules as on the device, and the threads of a block are coroutines (`simulator`): a warp
-operation or a barrier passes on to the next, so that the results of a kernel are known without a device.
+of its own the operations of `instructions`, and those of a warp, below.
 """
 
 from __future__ import annotations
@@ -13,8 +11,9 @@ from itertools import islice
 
 import numpy as np
 from attrs import frozen
+from numba import int32
 
-from augury.backends.numba_cuda.kernels.instructions import SIMULATED, add, arrive, cuda, lane, larger
+from augury.backends.numba_cuda.kernels.instructions import SIMULATED, add, arrive, cuda, lane, larger, mma_halves, together
 from augury.lowering import source_key
 
 WARP = 32
@@ -85,183 +84,77 @@ def record(name, **names):
 
 # Operations of a warp, which all of its 32 lanes take part in
 
-if SIMULATED:
-    from augury.backends.numba_cuda.kernels.simulated_sums import add_products
-    from augury.backends.numba_cuda.kernels.simulator import meet
+_ALL = 0xFFFFFFFF
 
-    _NEIGHBOURS = {step: np.arange(WARP) ^ step for step in (1, 2, 4, 8, 16)}  # by lane: the one so many lanes away
 
-    def warp_max(value):
-        """The largest of all lanes' floats; NaN if one is."""
-        return meet(value, lambda values: [np.max(np.array(values, np.float32))] * WARP)
-
-    def warp_sum(value):
-        """The sum of all lanes' floats, by a tree of neighbours, pairs of neighbours and so on."""
-        return meet(value, lambda values: _tree(values, (1, 2, 4, 8, 16)))
-
-    def warp_sums(sums, n):
-        """Let n numbers of every lane be the sums over all lanes, by the same tree."""
-        sums[:n] = meet(sums[:n], lambda values: _tree(values, (1, 2, 4, 8, 16)))
-
-    def warp_barrier():
-        """Wait for all lanes, and see their writes."""
-        meet(None, lambda values: values)
-
-    def quad_max(value):
-        """The largest of the floats of four neighbouring lanes, of which this is one; NaN if one is."""
-        return meet(value, lambda values: np.repeat(np.max(np.array(values, np.float32).reshape(8, 4), axis=1), 4))
-
-    def quad_sum(value):
-        """The sum of such floats, by a tree."""
-        return meet(value, lambda values: _tree(values, (1, 2)))
-
-    def half_warp_sums(value):
-        """The sum of the ints of this lane's half of the warp, 16 lanes, and the sum of all."""
-
-        def sums(values):
-            halves = [int(sum(values[:16])), int(sum(values[16:]))]
-            return [(half, sum(halves)) for half in halves for _ in range(16)]
-
-        return meet(value, sums)
-
-    def slice_sums(sums, n):
-        """Let n numbers of every lane be the sums over eight lanes, every fourth one, by a tree."""
-        sums[:n] = meet(sums[:n], lambda values: _tree(values, (4, 8, 16)))
-
-    def warp_best(value, index):
-        """The largest float of all lanes and its index; of equals the lowest, of NaN -1."""
-
-        def best(values):
-            found = values[0]
-            for other in values[1:]:
-                found = better(*found, *other)
-            return [found] * WARP
-
-        return meet((value, index), best)
-
-    def mma32(a, b, c, d, p, q):
-        """Products of a 16 x 32 and a 32 x 8 matrix of signed bytes by `mma.m16n8k32`, whose fragments the lanes hold."""
-        return meet((a, b, c, d, p, q), _products)
-
-    def mma16(a, b, p):
-        """The same of 16 x 16 and 16 x 8, by `mma.m16n8k16`."""
-        return meet((a, b, p), _products)
-
-    def mma_halves(a, b, c, d, p, q, *sums):
-        """Four floats, with the added products of 16 x 16 and 16 x 8 halves, by `mma.m16n8k16` of compute capability 9.0."""
-        return meet(((a, b, c, d, p, q), sums), _added)
-
-    def add_halves(sums, at, w, x):
-        """Add to four floats, from a place on, the products of four such pairs of matrices in turn: 16 words of W, 8 of x."""
-        sums[at : at + 4] = meet((w, x, sums[at : at + 4]), _added_in_turn)
-
-    def _added_in_turn(values):
-        w, x, sums = (np.array(each) for each in zip(*values, strict=True))
-        for k in range(4):
-            held = np.concatenate([w[:, 4 * k : 4 * k + 4], x[:, 2 * k : 2 * k + 2]], axis=1)
-            sums = _added(list(zip(held, sums, strict=True)))
-        return sums
-
-    def _added(values):
-        held, sums = zip(*values, strict=True)
-        first, second = _matrices(np.array(held, np.uint32).view(np.uint16), 2)
-        sums = np.array(sums, np.float32).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
-        return [*map(tuple, _to_lanes(add_products(first, second, sums)))]
-
-    def _products(values):
-        first, second = _matrices(np.array(values, np.uint32).view(np.int8).astype(np.int32), 4)
-        return [*map(tuple, _to_lanes(first @ second).tolist())]
-
-    def _matrices(held, m):
-        """Both matrices by the PTX ISA, of the lanes' words of m = 4 bytes or 2 halves, held (32, words * m).
-
-        Lane 4 g + i has rows g and g + 8 of the first matrix, columns m i to m i + m - 1 and those 4 m further on, and of the
-        second one column g and such rows.
-        """
-        held = held.reshape(8, 4, -1, m)
-        n = held.shape[2] // 3  # times 4 m columns
-        first = held[:, :, : 2 * n].reshape(8, 4, n, 2, m).transpose(3, 0, 2, 1, 4).reshape(16, 4 * m * n)
-        return first, held[:, :, 2 * n :].transpose(2, 1, 3, 0).reshape(4 * m * n, 8)
-
-    def _to_lanes(product):
-        """What the lanes have of a (16, 8) product: lane 4 g + i rows g and g + 8, columns 2 i and 2 i + 1."""
-        return product.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(WARP, 4)
-
-    def _tree(values, steps):
-        """The sums of each lane's value with the one so many lanes away, in float32."""
-        sums = np.array(values, np.float32)
-        for step in steps:
-            sums = sums + sums[_NEIGHBOURS[step]]
-        return sums
-
-else:
-    from numba import int32
-
-    from augury.backends.numba_cuda.kernels.instructions import mma16, mma32, mma_halves  # noqa: F401
-
-    _ALL = 0xFFFFFFFF
-
-    def _over(lanes, combine):
-        """The lane function that combines a float with those of lanes so far away, step by step."""
-
-        @lane
-        def combined(value):
-            for step in lanes:
-                value = combine(value, cuda.shfl_xor_sync(_ALL, value, step))
-            return value
-
-        return combined
-
-    warp_max, warp_sum = _over((1, 2, 4, 8, 16), larger), _over((1, 2, 4, 8, 16), add)
-    quad_max, quad_sum = _over((1, 2), larger), _over((1, 2), add)
+def _over(lanes, combine):
+    """The lane function that combines a float with those of lanes so far away, step by step."""
 
     @lane
-    def add_halves(sums, at, w, x):
-        """Add to four floats, from a place on, the products of four such pairs of matrices in turn: 16 words of W, 8 of x."""
-        for k in range(4):
-            sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = mma_halves(
-                w[4 * k],
-                w[4 * k + 1],
-                w[4 * k + 2],
-                w[4 * k + 3],
-                x[2 * k],
-                x[2 * k + 1],
-                *(sums[at], sums[at + 1], sums[at + 2], sums[at + 3]),
-            )
+    def combined(value):
+        for step in lanes:
+            value = combine(value, cuda.shfl_xor_sync(_ALL, value, step))
+        return value
 
-    @lane
-    def warp_sums(sums, n):
-        """Let n numbers of every lane be the sums over all lanes, by the same tree."""
-        for i in range(n):
-            sums[i] = warp_sum(sums[i])
+    return combined
 
-    @lane
-    def warp_barrier():
-        """Wait for all lanes, and see their writes."""
-        cuda.syncwarp()
 
-    @lane
-    def half_warp_sums(value):
-        """The sum of the ints of this lane's half of the warp, 16 lanes, and the sum of all."""
-        for step in (1, 2, 4, 8):
-            value = int32(value + cuda.shfl_xor_sync(_ALL, value, step))
-        return value, int32(value + cuda.shfl_xor_sync(_ALL, value, 16))
+warp_max, warp_sum = _over((1, 2, 4, 8, 16), larger), _over((1, 2, 4, 8, 16), add)
+quad_max, quad_sum = _over((1, 2), larger), _over((1, 2), add)
 
-    @lane
-    def slice_sums(sums, n):
-        """Let n numbers of every lane be the sums over eight lanes, every fourth one, by a tree."""
-        for i in range(n):
-            value = sums[i]
-            for step in (4, 8, 16):
-                value = add(value, cuda.shfl_xor_sync(_ALL, value, step))
-            sums[i] = value
 
-    @lane
-    def warp_best(value, index):
-        """The largest float of all lanes and its index; of equals the lowest, of NaN -1."""
-        for step in (1, 2, 4, 8, 16):
-            value, index = better(value, index, cuda.shfl_xor_sync(_ALL, value, step), cuda.shfl_xor_sync(_ALL, index, step))
-        return value, index
+@lane
+def add_halves(sums, at, w, x):
+    """Add to four floats, from a place on, the products of four such pairs of matrices in turn: 16 words of W, 8 of x."""
+    for k in range(4):
+        sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = mma_halves(
+            w[4 * k],
+            w[4 * k + 1],
+            w[4 * k + 2],
+            w[4 * k + 3],
+            x[2 * k],
+            x[2 * k + 1],
+            *(sums[at], sums[at + 1], sums[at + 2], sums[at + 3]),
+        )
+
+
+@lane
+def warp_sums(sums, n):
+    """Let n numbers of every lane be the sums over all lanes, by the same tree."""
+    for i in range(n):
+        sums[i] = warp_sum(sums[i])
+
+
+@lane
+def warp_barrier():
+    """Wait for all lanes, and see their writes."""
+    cuda.syncwarp()
+
+
+@lane
+def half_warp_sums(value):
+    """The sum of the ints of this lane's half of the warp, 16 lanes, and the sum of all."""
+    for step in (1, 2, 4, 8):
+        value = int32(value + cuda.shfl_xor_sync(_ALL, value, step))
+    return value, int32(value + cuda.shfl_xor_sync(_ALL, value, 16))
+
+
+@lane
+def slice_sums(sums, n):
+    """Let n numbers of every lane be the sums over eight lanes, every fourth one, by a tree."""
+    for i in range(n):
+        value = sums[i]
+        for step in (4, 8, 16):
+            value = add(value, cuda.shfl_xor_sync(_ALL, value, step))
+        sums[i] = value
+
+
+@lane
+def warp_best(value, index):
+    """The largest float of all lanes and its index; of equals the lowest, of NaN -1."""
+    for step in (1, 2, 4, 8, 16):
+        value, index = better(value, index, cuda.shfl_xor_sync(_ALL, value, step), cuda.shfl_xor_sync(_ALL, index, step))
+    return value, index
 
 
 @lane
@@ -276,10 +169,6 @@ def better(value, index, other, other_index):
     if other > value or (other == value and other_index < index):
         return other, other_index
     return value, index
-
-
-together = (lambda function: function) if SIMULATED else lane
-"""Decorates a function of a warp or block, which kernels call; only a simulator can pass on at its meetings."""
 
 
 @together

@@ -7,8 +7,9 @@ tokens; whole numbers are exact in any order.
 import numpy as np
 
 from augury.backends.numba_cuda.kernels import instructions as gpu
-from augury.backends.numba_cuda.kernels.dialect import SLICES, WARP, cuda, is_last_block, kernel, lane, mma16, mma32, together
+from augury.backends.numba_cuda.kernels.dialect import SLICES, WARP, cuda, is_last_block, kernel, lane, together
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS, TILE_UNITS, fragment_of, fragment_words_of
+from augury.backends.numba_cuda.kernels.instructions import mma16, mma32
 from augury.backends.numba_cuda.kernels.matmul import OF_TOKENS, put, tile_of_block, tokens_of_block
 from augury.backends.numba_cuda.kernels.sums import MatrixArgs, SourceArgs, add_unit_of, bring_near_of, cut_of
 

@@ -1,25 +1,18 @@
-"""Here kernels run in the simulator: what they are written in is chosen when it is imported, so it is imported here first."""
+"""Here kernels run in the simulator."""
 
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import cuda_simulator.installed  # noqa: F401 - before the modules that have kernels
 import pytest
+from cuda_simulator.device import simulate
 
-from augury.backends.numba_cuda.probe import SIMULATOR
-
-os.environ[SIMULATOR] = "1"
-import support.kept_lanes  # noqa: F401 - before the modules that have lanes
-
-from augury.backends.numba_cuda import backend
 from augury.backends.numba_cuda.aot import Binary, Compiler
-from augury.backends.numba_cuda.kernels import dialect
+from augury.backends.numba_cuda.backend import NumbaCuda
 from augury.backends.numba_cuda.model import CudaModel
 
-del os.environ[SIMULATOR]  # other tests and their processes are not to find a GPU
-
-assert dialect.SIMULATED
+_OPEN = NumbaCuda._open
 
 
 def pytest_collection_modifyitems(items):
@@ -31,7 +24,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _simulated(monkeypatch):
-    monkeypatch.setenv(SIMULATOR, "1")
+    simulate(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +51,7 @@ def driver(monkeypatch):
     made = Driver()
     monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=SimpleNamespace(driver=made)))
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=made))
-    monkeypatch.setattr(backend.probe, "is_simulated", lambda: False)
+    monkeypatch.setattr(NumbaCuda, "_open", _OPEN)
     monkeypatch.setattr(
         Compiler, "binaries", lambda self, kernels, progress: {each.name: Binary(each.name, b"") for each in kernels}
     )

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from cuda_simulator import grid
+from cuda_simulator.products import add_products
 from support.sources import ROOT
 
-from augury.backends.numba_cuda.kernels import dialect, instructions as gpu, simulator
+from augury.backends.numba_cuda.kernels import dialect, instructions as gpu
 from augury.backends.numba_cuda.kernels.dialect import cuda
-from augury.backends.numba_cuda.kernels.simulated_sums import add_products
 
 RNG = np.random.default_rng(5)
 WORDS = [*(int(word) for word in RNG.integers(0, 2**32, 40, np.uint32)), 0, 0x80808080, 0x7F7F7F7F, 0xFFFFFFFF]
@@ -77,7 +78,7 @@ def of_warp(operation, values):
         i = cuda.threadIdx.x
         found[i] = operation(values[i])
 
-    simulator.run(kernel, (1, 1, 1), 32, ())
+    grid.run(kernel, (1, 1, 1), 32, ())
     return found
 
 
@@ -110,7 +111,7 @@ def test_fragments_of_tensor_cores(n_columns):
         first = [a[group + 8 * (4 <= i < 8 or i >= 12), within * 4 + (i & 3) + 16 * (i >= 8)] for i in range(n_columns // 2)]
         second = [b[within * 4 + (i & 3) + 16 * (i >= 4), group] for i in range(n_columns // 4)]
         held.append(np.array(first + second, np.int8).view(np.uint32).tolist())
-    found = of_warp(lambda words: (dialect.mma32 if n_columns == 32 else dialect.mma16)(*words), held)
+    found = of_warp(lambda words: (gpu.mma32 if n_columns == 32 else gpu.mma16)(*words), held)
     for lane, values in enumerate(found):
         for i, value in enumerate(values):
             assert value == (a @ b)[(lane >> 2) + 8 * (i >= 2), (lane & 3) * 2 + (i & 1)]
@@ -192,7 +193,7 @@ def test_fragments_of_halves():
         second = [b[within * 2 + (i & 1) + 8 * (i >= 2), group] for i in range(4)]
         sums = [c[group + 8 * (i >= 2), within * 2 + (i & 1)] for i in range(4)]
         held.append((*np.array(first + second).view(np.uint32).tolist(), *sums))
-    found, right = of_warp(lambda given: dialect.mma_halves(*given), held), cut_off_sums(a, b, c)
+    found, right = of_warp(lambda given: gpu.mma_halves(*given), held), cut_off_sums(a, b, c)
     for lane, values in enumerate(found):
         for i, value in enumerate(values):
             assert value == right[(lane >> 2) + 8 * (i >= 2), (lane & 3) * 2 + (i & 1)]

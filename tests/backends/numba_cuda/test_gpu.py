@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import attrs
 import numpy as np
 import pytest
+from cuda_simulator.device import simulate
 from oracles.cuda_driver import KERNELS
 from oracles.drafts import draft_file
 from oracles.models import nmse, tiny_file
@@ -72,7 +73,7 @@ def test_graphs_and_single_launches_give_what_the_simulator_gives(driver, tmp_pa
                 use()
         driver.calls.clear()
     monkeypatch.undo()
-    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    simulate(monkeypatch)
     found.append(told(load(tmp_path / "tiny.gguf")))
     for each in zip(*found, strict=True):
         assert np.array_equal(each[0], each[1])

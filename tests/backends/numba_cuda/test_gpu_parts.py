@@ -11,12 +11,12 @@ from types import GeneratorType, SimpleNamespace
 import attrs
 import numpy as np
 import pytest
+from cuda_simulator.device import SimulatedDevice
 from gpu import checks, models, probes, speed
 from support import llama_bench
 from support.head_rig import rounds
 
 from augury.backends.numba_cuda import probe
-from augury.backends.numba_cuda.device import SimulatedDevice
 from augury.devices import DeviceInfo
 
 LEAST = models.Shape("least", 64, 64, 2, 2, 1, 32, 512)

@@ -3,13 +3,14 @@
 import attrs
 import numpy as np
 import pytest
+from cuda_simulator.device import SimulatedDevice
 from oracles.cuda_products import Product, random_matrix
 from oracles.models import tiny_file
 from oracles.passes import run_of
 from support.head_rig import REGISTRY
 
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, products
-from augury.backends.numba_cuda.device import Launch, SimulatedDevice
+from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.halves import RowsArgs, halve_rows, norm_halves, slices_of
 from augury.backends.numba_cuda.kernels.matmul import ADD, OF_TOKENS

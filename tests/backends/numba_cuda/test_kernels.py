@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from cuda_simulator.device import SimulatedDevice
 from oracles.cuda_latents import error_of_latents
 from oracles.cuda_products import in_order
 
-from augury.backends.numba_cuda.device import Launch, SimulatedDevice
+from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.activation import NUMBERS, GateArgs, gate
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, AttendArgs, ChoiceArgs

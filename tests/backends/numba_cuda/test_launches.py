@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_simulator.device import CountingDevice
 from oracles.cuda_launches import MIXED, REGISTRY, launches, placed
 from oracles.models import ORACLES, tiny_file
 
 from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda.aot import all_kernels
-from augury.backends.numba_cuda.device import ELEMENTS, CountingDevice, Launch, Pointer
+from augury.backends.numba_cuda.device import ELEMENTS, Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.lowering import size_of
 from augury.loader import plan_of

@@ -12,8 +12,6 @@ import machine_code
 import pytest
 from gpu import probes, ptx, roofline
 
-from augury.backends.numba_cuda.probe import SIMULATOR
-
 CAPABILITIES = ["8.0", "9.0", "10.0"]
 N_KERNELS, N_PARTS = 276, 2  # two processes compile at once
 pytestmark = [pytest.mark.sample(0), pytest.mark.waits]  # of 0.8 GB of compilers, which make test-all installs; for a process
@@ -23,8 +21,7 @@ def compiled(tmp_path, *words, program=machine_code):
     """What a program tells of kernels, whose machine code is kept for others of this run."""
     assert find_spec("numba_cuda"), "CUDA's compiler is not installed; try python -m pip install --group cuda, or make test-all"
     out = tmp_path / "found.json"
-    environment = {key: value for key, value in os.environ.items() if key != SIMULATOR}
-    environment["XDG_CACHE_HOME"] = os.environ["TINY_MODELS"]
+    environment = os.environ | {"XDG_CACHE_HOME": os.environ["TINY_MODELS"]}
     subprocess.run([sys.executable, program.__file__, out, *map(str, words)], check=True, env=environment)
     return json.loads(out.read_text())
 

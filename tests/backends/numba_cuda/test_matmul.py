@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cuda_simulator.device import CountingDevice, SimulatedDevice
 from oracles.cuda_products import Product, random_matrix
 
 from augury.backends.numba_cuda import repack as repack_module
-from augury.backends.numba_cuda.device import CountingDevice, SimulatedDevice
 from augury.backends.numba_cuda.kernels import sums
 from augury.backends.numba_cuda.kernels.embed import LOOK_UP
 from augury.backends.numba_cuda.kernels.formats import FORMATS, unit_at

@@ -3,6 +3,7 @@
 import attrs
 import numpy as np
 import pytest
+from cuda_simulator.device import SimulatedDevice
 from oracles.cuda_products import ExpertProducts
 from oracles.models import nmse, tiny_file
 from oracles.passes import joined, run_of
@@ -10,7 +11,7 @@ from oracles.passes import joined, run_of
 from augury import Registry
 from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
-from augury.backends.numba_cuda.device import Launch, SimulatedDevice
+from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels import experts, inputs, routes
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.sums import TILES

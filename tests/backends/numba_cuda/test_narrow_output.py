@@ -5,13 +5,13 @@ import functools
 import attrs
 import numpy as np
 import pytest
+from cuda_simulator.device import SimulatedDevice
 from oracles.cuda_products import random_matrix
 from oracles.models import tiny_file
 from oracles.passes import joined, run_of
 from support.head_rig import REGISTRY
 
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
-from augury.backends.numba_cuda.device import SimulatedDevice
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS
 from augury.backends.numba_cuda.narrow_output import NarrowOutput
 from augury.backends.numba_cuda.repack import repack

@@ -6,6 +6,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
+from cuda_simulator.device import CountingDevice
 from oracles.cuda_launches import placed
 from oracles.models import altered, nmse, tiny_file
 from oracles.passes import run_of
@@ -15,7 +16,7 @@ from augury import Registry
 from augury.backends.numba.lowering import Parts
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.aot import all_kernels
-from augury.backends.numba_cuda.device import CountingDevice, Launch
+from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.activation import GateArgs, gate
 from augury.backends.numba_cuda.kernels.quantise import TargetArgs
 from augury.backends.numba_cuda.lowering import size_of

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from cuda_simulator.device import SimulatedDevice
 from oracles.cuda_products import PassedLogits
 
-from augury.backends.numba_cuda.device import SimulatedDevice
 from augury.backends.numba_cuda.passes import RowRequest
 from augury.passes import ArrayPass
 

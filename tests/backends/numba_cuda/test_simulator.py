@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from cuda_simulator import grid
+from cuda_simulator.grid import cuda
 
-from augury.backends.numba_cuda.kernels import simulator
 from augury.backends.numba_cuda.kernels.dialect import add, is_last_block, lane, warp_sum
-from augury.backends.numba_cuda.kernels.simulator import cuda
 
 
 def reverse(to, has_barrier):
@@ -20,13 +20,13 @@ def reverse(to, has_barrier):
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_after_a_barrier_all_is_there(is_reversed):
     to = np.zeros(128, np.float32)
-    simulator.run(reverse, (2, 1, 1), 64, (to, True), is_reversed=is_reversed)
+    grid.run(reverse, (2, 1, 1), 64, (to, True), is_reversed=is_reversed)
     assert np.array_equal(to, [*range(63, -1, -1)] * 2)
 
 
 def test_a_missing_barrier_shows():
     to = np.zeros(64, np.float32)
-    simulator.run(reverse, (1, 1, 1), 64, (to, False))
+    grid.run(reverse, (1, 1, 1), 64, (to, False))
     assert np.isnan(to).any(), "what is not written yet is NaN"
 
 
@@ -41,7 +41,7 @@ def test_the_last_block_sees_what_all_have_written(is_reversed):
     counters = np.zeros(2, np.uint32)
     for _ in range(2):  # a counter is as it was when all have come
         written, found = np.zeros((6, 32), np.int32), []
-        simulator.run(kernel, (3, 2, 1), 32, (written, counters, found), is_reversed=is_reversed)
+        grid.run(kernel, (3, 2, 1), 32, (written, counters, found), is_reversed=is_reversed)
         right = (np.arange(6)[:, None] * 100 + np.arange(32)).reshape(2, -1).sum(axis=1)
         last = (3, 0) if is_reversed else (2, 5)
         assert sorted(found) == sorted((block, i, right[block // 3]) for block in last for i in range(32))
@@ -54,7 +54,7 @@ def test_threads_that_others_wait_for_in_vain_are_an_error():
             warp_sum(1.0)
 
     with pytest.raises(RuntimeError, match=r"threads \[0, 1, 2, 3, 4\] wait at a barrier"):
-        simulator.run(kernel, (1, 1, 1), 32, ())
+        grid.run(kernel, (1, 1, 1), 32, ())
 
 
 def test_a_lane_becomes_machine_code_only_where_python_calls_it():

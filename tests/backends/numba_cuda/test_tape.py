@@ -3,6 +3,7 @@
 import attrs
 import numpy as np
 import pytest
+from cuda_simulator.device import CountingDevice
 from gpu.models import LARGE, MIDDLE, Q4_K_M, TINY, random_model
 from hypothesis import given, strategies as st
 from oracles.cuda_launches import placed
@@ -10,7 +11,7 @@ from oracles.models import tiny_file
 from oracles.passes import joined, run_of, tree_of
 
 from augury.backends.numba.lowering import Parts
-from augury.backends.numba_cuda.device import CountingDevice, Launch
+from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.attention import ATTEND
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT

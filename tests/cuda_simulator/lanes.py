@@ -1,37 +1,47 @@
-"""Lanes of simulated kernels, whose code is kept as that of numba-cpu's kernels is: most of a test's time they are compiled.
+"""Lanes of simulated kernels: compiled for the CPU, by the same typing rules as on the device.
 
-Import this module before those that have lanes. A lane is compiled again when anything that its code depends on is another:
-functions, values that they were made with, types.
+Their code is kept as that of numba-cpu's kernels is: most of a test's time they are compiled. A lane is compiled again when
+anything that its code depends on is another: functions, values that they were made with, types.
 """
 
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from types import CodeType, FunctionType, ModuleType
 
 import attrs
 import numpy as np
+from numba import njit
 from numba.core import types
 from numba.core.typing import signature
 
 from augury.backends.numba_cpu.kernels import jit
-from augury.backends.numba_cuda.kernels import instructions
+from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler
 
 _LIBRARIES = ("builtins", "llvmlite", "math", "numba", "numpy")  # whose versions the folder's name has
 
 
-def _kept(lane):
-    """Make lanes that are loaded where another process, or this one's last run, has compiled them."""
+# As numba-cpu's kernels and helpers are compiled, but in less time, which is most of a kernel test's.
+class Compiler(KernelCompiler):
+    """Numba's pipeline for functions that Python calls."""
 
-    def make(function):
-        made = lane(function)
-        made._cache = _LaneCache(function)
-        made.compile = partial(jit._compile, made)
-        return made
+    optimisation = 1
 
-    return make
+
+class _InnerCompiler(HelperCompiler):
+    optimisation = 1
+
+
+def lane(function):
+    """Compile `function` when it is first called, by Python or by another lane, for the types that it is called with."""
+    called, inner = njit(pipeline_class=Compiler)(function), cache(lambda: njit(pipeline_class=_InnerCompiler)(function))
+    called.get_call_template = lambda *types: inner().get_call_template(*types)  # numba asks for other lanes
+    called.get_overload = lambda signature: inner().get_overload(signature)
+    called._cache = _LaneCache(function)
+    called.compile = partial(jit._compile, called)
+    return called
 
 
 class _LaneCache(jit._KernelCache):
@@ -101,6 +111,3 @@ def _names(code):
     for const in code.co_consts:
         if isinstance(const, CodeType):
             yield from _names(const)
-
-
-instructions.lane = _kept(instructions.lane)

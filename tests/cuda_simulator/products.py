@@ -14,8 +14,8 @@ from __future__ import annotations
 from math import inf, ldexp, nan
 
 import numpy as np
-
-from augury.backends.numba_cuda.kernels.instructions import lane
+from cuda_simulator.grid import WARP, meet
+from cuda_simulator.lanes import lane
 
 _N_CUT = 2  # bits that are kept below those of a float32
 _LEAST = -133  # of the exponents that terms are brought to
@@ -85,3 +85,55 @@ def _cut_off(total, exponent):
         n_cut += 1
     cut = abs(total) >> n_cut << n_cut
     return np.float32(ldexp(float(cut if total > 0 else -cut), exponent))
+
+
+def mma32(a, b, c, d, p, q):
+    """Products of a 16 x 32 and a 32 x 8 matrix of signed bytes by `mma.m16n8k32`, whose fragments the lanes hold."""
+    return meet((a, b, c, d, p, q), _products)
+
+
+def mma16(a, b, p):
+    """The same of 16 x 16 and 16 x 8, by `mma.m16n8k16`."""
+    return meet((a, b, p), _products)
+
+
+def mma_halves(a, b, c, d, p, q, *sums):
+    """Four floats, with the added products of 16 x 16 and 16 x 8 halves, by `mma.m16n8k16` of compute capability 9.0."""
+    return meet(((a, b, c, d, p, q), sums), _added)
+
+
+def added_in_turn(values):
+    w, x, sums = (np.array(each) for each in zip(*values, strict=True))
+    for k in range(4):
+        held = np.concatenate([w[:, 4 * k : 4 * k + 4], x[:, 2 * k : 2 * k + 2]], axis=1)
+        sums = _added(list(zip(held, sums, strict=True)))
+    return sums
+
+
+def _added(values):
+    held, sums = zip(*values, strict=True)
+    first, second = _matrices(np.array(held, np.uint32).view(np.uint16), 2)
+    sums = np.array(sums, np.float32).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
+    return [*map(tuple, _to_lanes(add_products(first, second, sums)))]
+
+
+def _products(values):
+    first, second = _matrices(np.array(values, np.uint32).view(np.int8).astype(np.int32), 4)
+    return [*map(tuple, _to_lanes(first @ second).tolist())]
+
+
+def _matrices(held, m):
+    """Both matrices by the PTX ISA, of the lanes' words of m = 4 bytes or 2 halves, held (32, words * m).
+
+    Lane 4 g + i has rows g and g + 8 of the first matrix, columns m i to m i + m - 1 and those 4 m further on, and of the
+    second one column g and such rows.
+    """
+    held = held.reshape(8, 4, -1, m)
+    n = held.shape[2] // 3  # times 4 m columns
+    first = held[:, :, : 2 * n].reshape(8, 4, n, 2, m).transpose(3, 0, 2, 1, 4).reshape(16, 4 * m * n)
+    return first, held[:, :, 2 * n :].transpose(2, 1, 3, 0).reshape(4 * m * n, 8)
+
+
+def _to_lanes(product):
+    """What the lanes have of a (16, 8) product: lane 4 g + i rows g and g + 8, columns 2 i and 2 i + 1."""
+    return product.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(WARP, 4)
