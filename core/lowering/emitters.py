@@ -44,6 +44,14 @@ class OperationEmitter(ABC, Generic[_Operation]):
     def __init__(self, operation: Any, scope: Any) -> None:
         self.operation: _Operation = operation
         self.scope = scope
+        self.check()
+
+    def check(self) -> None:
+        """Refuse an operation that its kernels do not compute.
+
+        Raises:
+            UnsupportedError: They do not.
+        """
 
     @abstractmethod
     def emit(self, tape: Any) -> None:
@@ -65,6 +73,23 @@ class Emitters:
         def register(emitter: _Emitter) -> _Emitter:
             self._kinds |= dict.fromkeys(operations, emitter)
             return emitter
+
+        return register
+
+    def function(
+        self, parent: type, place: str, operations: Sequence[type[Operation]], attributes: Mapping[str, Any]
+    ) -> Callable[[_Emitter], _Emitter]:
+        """Register the decorated function of an operation, its emitter's `place` and a tape, which writes the kernels.
+
+        The emitter is of a class of its own, derived from `parent`, with some attributes.
+        """
+
+        def register(write: _Emitter) -> _Emitter:
+            def emit(emitter: OperationEmitter[Any], tape: Any) -> None:
+                write(emitter.operation, getattr(emitter, place), tape)
+
+            self.of(*operations)(type(getattr(write, "__name__", ""), (parent,), {"emit": emit, **attributes}))
+            return write
 
         return register
 

@@ -18,6 +18,7 @@ from augury.errors import UnsupportedError
 from augury.lowering import Emitters, Operation, Value
 
 _Emitted = TypeVar("_Emitted", bound=Operation)
+_Writer = TypeVar("_Writer", bound=Callable[..., None])
 EMITTERS = Emitters("numba-cpu")
 
 
@@ -82,6 +83,14 @@ class OperationEmitter(lowering.OperationEmitter[_Emitted]):
     def written(self) -> tuple[Value, ...]:
         """The values that its records write."""
         return tuple(self.operation.made)
+
+
+def records(*operations: type[Operation], **attributes: Any) -> Callable[[_Writer], _Writer]:
+    """Register the decorated function of an operation, its place and a tape, which writes the records of operations.
+
+    `attributes` are those of an `OperationEmitter`, as of its class.
+    """
+    return EMITTERS.function(OperationEmitter, "placed", operations, attributes)
 
 
 def require_multiple(n: int, of: int, what: str) -> None:

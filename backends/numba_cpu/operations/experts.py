@@ -14,7 +14,7 @@ from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.struct import dtype
 from augury.backends.numba_cpu.memory import Arena, up
-from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, require_multiple
+from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, records, require_multiple
 from augury.backends.numba_cpu.operations.rows import kind_of
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Tape, ThreadRows, Work
 from augury.blocks import Gating, Matrices, Router
@@ -147,23 +147,19 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         return Work(f"{name} ({kinds})", n_bytes, n_used * sum(part.n_out * part.n_in for part in parts))
 
 
-@EMITTERS.of(AddWeighed)
-class AddWeighedEmitter(OperationEmitter[AddWeighed]):
+def _check_width(emitter: OperationEmitter[AddWeighed]) -> None:
+    width = emitter.operation.y.width
+    require_multiple(width, PANEL_ROWS, f"sums of {width} values")
+
+
+@records(AddWeighed, kernels=(experts.combine,), check=_check_width)
+def _add_weighed(operation: AddWeighed, placed: Placed, tape: Tape) -> None:
     """Adds rows up as if each token had one expert."""
-
-    kernels = (experts.combine,)
-
-    def __init__(self, operation: AddWeighed, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        require_multiple(operation.y.width, PANEL_ROWS, f"sums of {operation.y.width} values")
-
-    def emit(self, tape: Tape) -> None:
-        operation, placed = self.operation, self.placed
-        y, to = (placed.rows(value, tape).address for value in (operation.y, operation.out))
-        routes = placed.arena.shared("routes of one", lambda: _routes_of_one(placed.arena), "scratch")
-        rows = {"routes": routes, "rows": y, "ld": placed.at(operation.y).width, "is_weighed": True}
-        sizes = {"y": to, "size": operation.y.width}
-        tape.add(Work("sum of experts"), experts.combine, **rows, **sizes, **_added(operation, placed, tape))
+    y, to = (placed.rows(value, tape).address for value in (operation.y, operation.out))
+    routes = placed.arena.shared("routes of one", lambda: _routes_of_one(placed.arena), "scratch")
+    rows = {"routes": routes, "rows": y, "ld": placed.at(operation.y).width, "is_weighed": True}
+    sizes = {"y": to, "size": operation.y.width}
+    tape.add(Work("sum of experts"), experts.combine, **rows, **sizes, **_added(operation, placed, tape))
 
 
 def _added(operation: AddWeighed | None, placed: Placed, tape: Tape) -> dict[str, Any]:

@@ -9,12 +9,12 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import convolution, recurrence, recurrent_ends
 from augury.backends.numba_cpu.memory import up
-from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed
+from augury.backends.numba_cpu.operations.emitter import EMITTERS, OperationEmitter, Placed, records
 from augury.backends.numba_cpu.tape import Tape, Work
 from augury.backends.numba_cpu.weights import Weights
 from augury.blocks import Activation, Convolution, GateKind, Vector
 from augury.errors import UnsupportedError
-from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Scope, Value
+from augury.lowering import Convolve, Decay, DecayByKey, Gate, Recur, ScaleToLength, Scope
 
 _FUNCTIONS: dict[Activation | GateKind, int] = {
     Activation.SILU: recurrent_ends.SILU,
@@ -61,59 +61,48 @@ def _padded_taps(conv: Convolution, weights: Weights) -> np.ndarray:
     return np.pad(taps, ((0, 0), (0, -conv.n_channels % 16))).astype(np.float32)
 
 
-@EMITTERS.of(ScaleToLength)
-class ScaleToLengthEmitter(OperationEmitter[ScaleToLength]):
-    """Divides heads by their lengths."""
-
-    needs_no_barrier = True
-    kernels = (recurrent_ends.unit_heads,)
-
-    def emit(self, tape: Tape) -> None:
-        heads = self.operation
-        tape.add(
-            Work("lengths of queries and keys"),
-            recurrent_ends.unit_heads,
-            x=self.placed.at(heads.x),
-            n_heads=heads.x.width // heads.size,
-            n_scaled=heads.n_scaled,
-            size=heads.size,
-            eps=heads.eps,
-            scale=heads.scale,
-        )
-
-    @property
-    def written(self) -> tuple[Value, ...]:
-        return (self.operation.x,)
+@records(
+    ScaleToLength,
+    kernels=(recurrent_ends.unit_heads,),
+    needs_no_barrier=True,
+    written=property(lambda scale: (scale.operation.x,)),
+)
+def _scale_to_length(heads: ScaleToLength, placed: Placed, tape: Tape) -> None:
+    tape.add(
+        Work("lengths of queries and keys"),
+        recurrent_ends.unit_heads,
+        x=placed.at(heads.x),
+        n_heads=heads.x.width // heads.size,
+        n_scaled=heads.n_scaled,
+        size=heads.size,
+        eps=heads.eps,
+        scale=heads.scale,
+    )
 
 
-@EMITTERS.of(Decay, DecayByKey)
-class DecayEmitter(OperationEmitter[Decay | DecayByKey]):
+@records(Decay, DecayByKey, kernels=(recurrent_ends.decay,))
+def _decay(operation: Decay | DecayByKey, placed: Placed, tape: Tape) -> None:
     """Makes decays and betas of heads, or of channels, or decays by key, keys times these, and betas."""
-
-    kernels = (recurrent_ends.decay,)
-
-    def emit(self, tape: Tape) -> None:
-        operation, placed, layout, column = self.operation, self.placed, self.placed.layout, self.placed.layout.column
-        *decays, betas = operation.out
-        own = {"dt": 0, "keys_at": 0, "products_at": 0, "floor": 0.0}
-        if isinstance(operation, DecayByKey):
-            a = _repeated(operation.a, operation.key_dim, placed)
-            places = {"keys_at": 4 * column(operation.keys), "products_at": 4 * layout.decayed(betas)}
-            own |= {**places, "floor": operation.floor or 0.0}
-        else:
-            a, own["dt"] = placed.weights.vector(operation.a), placed.weights.vector(operation.dt)
-        fields = {
-            "rows": layout.row(betas, placed.buffers),
-            "t": placed.at(operation.t),
-            "b": placed.at(operation.b),
-            "a": a,
-            "size": operation.t.width,
-            "n_betas": betas.width,
-            "decays_at": 4 * column(decays[0]) if decays else 0,
-            "betas_at": 4 * column(betas),
-            **own,
-        }
-        tape.add(Work("decays"), recurrent_ends.decay, **fields)
+    layout, column, (*decays, betas) = placed.layout, placed.layout.column, operation.out
+    own = {"dt": 0, "keys_at": 0, "products_at": 0, "floor": 0.0}
+    if isinstance(operation, DecayByKey):
+        a = _repeated(operation.a, operation.key_dim, placed)
+        places = {"keys_at": 4 * column(operation.keys), "products_at": 4 * layout.decayed(betas)}
+        own |= {**places, "floor": operation.floor or 0.0}
+    else:
+        a, own["dt"] = placed.weights.vector(operation.a), placed.weights.vector(operation.dt)
+    fields = {
+        "rows": layout.row(betas, placed.buffers),
+        "t": placed.at(operation.t),
+        "b": placed.at(operation.b),
+        "a": a,
+        "size": operation.t.width,
+        "n_betas": betas.width,
+        "decays_at": 4 * column(decays[0]) if decays else 0,
+        "betas_at": 4 * column(betas),
+        **own,
+    }
+    tape.add(Work("decays"), recurrent_ends.decay, **fields)
 
 
 def _repeated(vector: Vector, n: int, placed: Placed) -> int:
@@ -165,41 +154,37 @@ class RecurEmitter(OperationEmitter[Recur]):
         tape.add(Work("recurrence"), self._kernel, **self._fields())
 
 
-@EMITTERS.of(Gate)
-class GateEmitter(OperationEmitter[Gate]):
+def _check_gates(emitter: OperationEmitter[Gate]) -> None:
+    gate, n_gates = emitter.operation, emitter.operation.gates.width
+    if gate.activation not in _FUNCTIONS or (gate.norm is not None and n_gates != gate.y.width):
+        raise UnsupportedError(
+            f"{n_gates} gates of {gate.y.width} values through {gate.activation.name}, expected SILU, SIGMOID or SOFTPLUS, and "
+            "with a norm a gate for each value; use backend reference"
+        )
+
+
+@records(
+    Gate,
+    kernels=(recurrent_ends.gate,),
+    check=_check_gates,
+    written=property(lambda gate: (gate.operation.y, gate.operation.out)),
+)
+def _gate(gate: Gate, placed: Placed, tape: Tape) -> None:
     """Gates a recurrence's output, in place; see `recurrent_ends.gate`."""
-
-    kernels = (recurrent_ends.gate,)
-
-    def __init__(self, operation: Gate, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        n_gates = operation.gates.width
-        if operation.activation not in _FUNCTIONS or (operation.norm is not None and n_gates != operation.y.width):
-            raise UnsupportedError(
-                f"{n_gates} gates of {operation.y.width} values through {operation.activation.name}, expected SILU, "
-                "SIGMOID or SOFTPLUS, and with a norm a gate for each value; use backend reference"
-            )
-
-    def emit(self, tape: Tape) -> None:
-        gate, placed, size, n_gates = self.operation, self.placed, self.operation.y.width, self.operation.gates.width
-        group = _GROUP if gate.norm is None else gate.norm.size
-        fields = {
-            "y": placed.at(gate.y),
-            "size": size,
-            "skip": 0 if gate.skip is None else _repeated(gate.skip, size // gate.skip.size, placed),
-            "values": placed.at(gate.y if gate.values is None else gate.values),
-            "gates": placed.at(gate.gates),
-            "norm": placed.weights.norm(gate.norm),
-            "group": size // n_gates if n_gates < size else group,
-            "is_gated_first": gate.is_gated_first,
-            "function": _FUNCTIONS[gate.activation],
-            "is_by_group": n_gates < size,
-        }
-        tape.add(Work("gates"), recurrent_ends.gate, **fields)
-
-    @property
-    def written(self) -> tuple[Value, ...]:
-        return (self.operation.y, self.operation.out)
+    size, n_gates, group = gate.y.width, gate.gates.width, _GROUP if gate.norm is None else gate.norm.size
+    fields = {
+        "y": placed.at(gate.y),
+        "size": size,
+        "skip": 0 if gate.skip is None else _repeated(gate.skip, size // gate.skip.size, placed),
+        "values": placed.at(gate.y if gate.values is None else gate.values),
+        "gates": placed.at(gate.gates),
+        "norm": placed.weights.norm(gate.norm),
+        "group": size // n_gates if n_gates < size else group,
+        "is_gated_first": gate.is_gated_first,
+        "function": _FUNCTIONS[gate.activation],
+        "is_by_group": n_gates < size,
+    }
+    tape.add(Work("gates"), recurrent_ends.gate, **fields)
 
 
 def _by_block(a: np.ndarray) -> np.ndarray:

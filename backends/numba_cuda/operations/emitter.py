@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 from attrs import frozen
@@ -11,10 +10,10 @@ from attrs import frozen
 from augury import lowering
 from augury.backends.numba_cuda.operations.layout import Layout
 from augury.backends.numba_cuda.slot_memory import State
-from augury.backends.numba_cuda.tape import Tape
 from augury.lowering import Emitters, Operation
 
 _Emitted = TypeVar("_Emitted", bound=Operation)
+_Writer = TypeVar("_Writer", bound=Callable[..., None])
 EMITTERS = Emitters("numba-cuda")
 
 
@@ -45,32 +44,9 @@ class OperationEmitter(lowering.OperationEmitter[_Emitted]):
         return {}
 
 
-_Writer = TypeVar("_Writer", bound=Callable[..., None])
-_Buffers = Callable[[Any], Mapping[str, int]]
-
-
-class _FunctionEmitter(OperationEmitter[Operation]):
-    """Writes the launches of an operation by a function."""
-
-    def __init__(self, write: Callable[..., None], buffers: _Buffers, operation: Operation, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        self._write, self._buffers = write, buffers
-
-    def buffers(self) -> Mapping[str, int]:
-        return self._buffers(self.operation)
-
-    def emit(self, tape: Tape) -> None:
-        self._write(self.operation, self.layout, tape)
-
-
-def launches(*operations: type[Operation], buffers: _Buffers = lambda _: {}) -> Callable[[_Writer], _Writer]:
+def launches(*operations: type[Operation], **attributes: Any) -> Callable[[_Writer], _Writer]:
     """Register the decorated function of an operation, its layout and a tape, which writes the launches of operations.
 
-    `buffers` are `OperationEmitter.buffers` of an operation.
+    `attributes` are those of an `OperationEmitter`, as of its class.
     """
-
-    def register(write: _Writer) -> _Writer:
-        EMITTERS.of(*operations)(partial(_FunctionEmitter, write, buffers))
-        return write
-
-    return register
+    return EMITTERS.function(OperationEmitter, "layout", operations, attributes)

@@ -44,7 +44,7 @@ def _choice_buffers(operation: ChooseExperts) -> dict[str, int]:
     }
 
 
-@launches(ChooseExperts, buffers=_choice_buffers)
+@launches(ChooseExperts, buffers=lambda choose: _choice_buffers(choose.operation))
 def _choose(operation: ChooseExperts, layout: Layout, tape: Tape) -> None:
     """Sorts the tokens of a pass by expert, on the device, so that a few at a time share one reading of its weights."""
     tape.launch(experts.route, (1,), THREADS, params=_choice_args(operation, layout, tape))
@@ -85,7 +85,7 @@ def _tile_of(operation: ChooseExperts, tape: Tape, n_rows: int) -> int:
     return next((each for each in TILES if each >= wanted), TILES[-1])
 
 
-@launches(MultiplyAndChoose, buffers=lambda both: _choice_buffers(both.operations[1]))
+@launches(MultiplyAndChoose, buffers=lambda both: _choice_buffers(both.operation.operations[1]))
 def _multiply_and_choose(operation: MultiplyAndChoose, layout: Layout, tape: Tape) -> None:
     """Makes a router's logits and chooses by them: of few tokens in one launch."""
     logits, choice = operation.operations
@@ -171,20 +171,16 @@ class FeedExpertsEmitter(OperationEmitter[FeedExperts | FeedExpertsAndAdd]):
         tape.launch(routes.gather_rows, grid, WARP * WARPS, **places, **params, to=to.target)
 
 
-@EMITTERS.of(AddWeighed)
-class AddWeighedEmitter(OperationEmitter[AddWeighed]):
-    """Adds other rows to a sum."""
+def _check_gate(emitter: OperationEmitter[AddWeighed]) -> None:
+    if emitter.operation.gate is not None:
+        raise UnsupportedError(
+            "a gated shared expert beside a normed sum of experts is not computed here; use backend numba-cpu"
+        )
 
-    def __init__(self, operation: AddWeighed, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        if operation.gate is not None:
-            raise UnsupportedError(
-                "a gated shared expert beside a normed sum of experts is not computed here; use backend numba-cpu"
-            )
 
-    def emit(self, tape: Tape) -> None:
-        layout, (y, other, out) = self.layout, (self.operation.y, self.operation.other, self.operation.out)
-        to = layout.rows(out, tape)
-        if out not in layout.in_place:
-            tape.blend(to, layout.rows(y, tape), 0.0, 1.0, width=out.width)
-        tape.blend(to, layout.rows(other, tape), 1.0, 1.0, width=out.width)
+@launches(AddWeighed, check=_check_gate)
+def _add_weighed(operation: AddWeighed, layout: Layout, tape: Tape) -> None:
+    to, width = layout.rows(operation.out, tape), operation.out.width
+    if operation.out not in layout.in_place:
+        tape.blend(to, layout.rows(operation.y, tape), 0.0, 1.0, width=width)
+    tape.blend(to, layout.rows(operation.other, tape), 1.0, 1.0, width=width)

@@ -116,7 +116,7 @@ class AttendLatentsEmitter(OperationEmitter[AttendLatents]):
         return tape.buffers[_ROWS] if zeros is None else zeros
 
 
-@launches(MultiplyHeads, MultiplyHeadsGated, buffers=lambda heads: _buffers(heads.matrices))
+@launches(MultiplyHeads, MultiplyHeadsGated, buffers=lambda heads: _buffers(heads.operation.matrices))
 def _multiply_heads(operation: MultiplyHeads | MultiplyHeadsGated, layout: Layout, tape: Tape) -> None:
     """Multiplies heads by matrices, and puts the products of a token side by side, perhaps gated."""
     matrices, n = operation.matrices, tape.size.n_tokens

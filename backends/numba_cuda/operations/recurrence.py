@@ -114,7 +114,6 @@ def _decay(decay: Decay | DecayByKey, layout: Layout, tape: Tape, heads: ScaleTo
 
 @launches(ScaleToLength)
 def _scale_to_length(heads: ScaleToLength, layout: Layout, tape: Tape) -> None:
-    """Divides heads by their lengths."""
     tape.launch(recurrent_ends.decay, (_n_units(heads), tape.size.n_tokens), WARP, **_begin(tape, layout, (), heads))
 
 

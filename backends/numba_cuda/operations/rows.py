@@ -110,15 +110,13 @@ def multiply_activated(operation: MultiplyActivated, layout: Layout, tape: Tape)
 
 @launches(op.Activate)
 def _activate(operation: op.Activate, layout: Layout, tape: Tape) -> None:
-    """Sends rows through an activation, with their gates."""
     x, to = layout.rows(operation.x, tape), layout.operand(operation.out, tape)
     up = None if operation.up is None else layout.rows(operation.up, tape)
     activate(tape, _gate_of(operation), x, up, to, operation.out.width, divisors=operation.divisors)
 
 
-@launches(AddLowRank, buffers=lambda add: {_LOW: 4 * MAX_TOKENS * len(add.low_rank.adapters)})
+@launches(AddLowRank, buffers=lambda add: {_LOW: 4 * MAX_TOKENS * len(add.operation.low_rank.adapters)})
 def _add_low_rank(operation: AddLowRank, layout: Layout, tape: Tape) -> None:
-    """Adds to products, where they lie, what adapters have for them."""
     low_rank, x, y = operation.low_rank, layout.rows(operation.x, tape), layout.rows(operation.y, tape)
     arrays = {"down": low_rank.down, "up": low_rank.up, "adapters": low_rank.adapters}
     given = {name: tape.weights.constant((low_rank, name), partial(np.asarray, array)) for name, array in arrays.items()}
@@ -130,7 +128,7 @@ def _add_low_rank(operation: AddLowRank, layout: Layout, tape: Tape) -> None:
     tape.launch(low_rank_up, (-(-width // THREADS), tape.size.n_tokens), THREADS, params=params)
 
 
-@launches(op.Add, buffers=lambda add: {"y": 4 * MAX_TOKENS * add.y.width})
+@launches(op.Add, buffers=lambda add: {"y": 4 * MAX_TOKENS * add.operation.y.width})
 def _add(operation: op.Add, layout: Layout, tape: Tape) -> None:
     """Adds rows to x, or their norm, unless the kernel that makes them does so."""
     y, norm = operation.y, operation.norm
@@ -161,7 +159,6 @@ def _add_stream(operation: op.AddStream, _: Layout, tape: Tape) -> None:
 
 @launches(op.Constant)
 def _constant(operation: op.Constant, layout: Layout, tape: Tape) -> None:
-    """Writes the same numbers into every row."""
     numbers, out = operation.numbers, operation.out
     row = DeviceRows(tape.weights.constant(("numbers", numbers), lambda: np.array(numbers, np.float32)), out.width)
     tape.blend(layout.rows(out, tape), row, 0.0, 1.0, width=out.width, is_one_row=True)
@@ -183,7 +180,6 @@ def _join_normalized(operation: JoinNormalized, layout: Layout, tape: Tape) -> N
 
 @launches(op.ConvolveBlock)
 def _convolve_block(operation: op.ConvolveBlock, layout: Layout, tape: Tape) -> None:
-    """Convolves rows with those of the tokens before in a block."""
     size, n_taps = operation.x.width, operation.n_taps
     x, weights = layout.rows(operation.x, tape), layout.rows(operation.weights, tape)
     first, to = 4 * operation.side * n_taps, layout.operand(operation.out, tape)
@@ -200,7 +196,6 @@ def _convolve_block(operation: op.ConvolveBlock, layout: Layout, tape: Tape) -> 
 
 @launches(op.LookUp)
 def _look_up(operation: op.LookUp, layout: Layout, tape: Tape) -> None:
-    """Looks up rows of a matrix."""
     to = layout.rows(operation.out, tape)
     ids = tape.inputs.at(4 * (POSITIONS if operation.is_by_position else TOKENS))
     look_up(tape, operation.table, to, ids, scale=operation.scale)
@@ -208,7 +203,6 @@ def _look_up(operation: op.LookUp, layout: Layout, tape: Tape) -> None:
 
 @launches(op.ReadTokens)
 def _read_tokens(operation: op.ReadTokens, layout: Layout, tape: Tape) -> None:
-    """Writes the ids of tokens as floats."""
     out = layout.rows(operation.out, tape)
     tape.launch(read_tokens, (-(-tape.size.n_tokens // WARP),), WARP, out=out.at, stride=out.width)
 
@@ -222,9 +216,8 @@ def _init_streams(operation: op.InitStreams, layout: Layout, tape: Tape) -> None
         tape.blend(DeviceRows(to.at.at(4 * i * size), to.width), rows, 0.0, 1.0, width=size)
 
 
-@launches(op.SetLayerInputs, buffers=lambda inputs: {INPUTS: 4 * MAX_TOKENS * inputs.x.width})
+@launches(op.SetLayerInputs, buffers=lambda inputs: {INPUTS: 4 * MAX_TOKENS * inputs.operation.x.width})
 def _set_layer_inputs(operation: op.SetLayerInputs, layout: Layout, tape: Tape) -> None:
-    """Adds the rows of a table to the inputs of layers."""
     to = DeviceRows(tape.buffers[INPUTS], operation.x.width)
     if not layout.is_given(operation.x):
         tape.blend(to, layout.rows(operation.x, tape), 0.0, 1.0)
@@ -237,7 +230,7 @@ def _logits_buffers(operation: op.ComputeLogits) -> dict[str, int]:
     return {**made, **Tape.operand_buffers("normed", linear.n_in)}
 
 
-@launches(op.ComputeLogits, buffers=_logits_buffers)
+@launches(op.ComputeLogits, buffers=lambda compute: _logits_buffers(compute.operation))
 def _compute_logits(operation: op.ComputeLogits, layout: Layout, tape: Tape) -> None:
     """Computes logits, and finds each row's best token and its logit where these are wanted."""
     linear = operation.linear
