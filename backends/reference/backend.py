@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.operations import check_operations
-from augury.backends.reference.weights import Weights
-from augury.blocks import ModelPlan
-from augury.errors import CapacityError
-from augury.interfaces import Backend, Model, Progress
-from augury.types import ModelInfo, ModelOptions, StateSpec
-
-if TYPE_CHECKING:
-    from augury.files.gguf import ModelFile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.lowered import ChosenPositions, LoweredBlock, Run
-from augury.backends.reference.operations import lowered_block
-from augury.backends.reference.weights import each_normed
+from augury.backends.reference.operations import check_operations, lowered_block
+from augury.backends.reference.weights import Weights, each_normed
 from augury.batch import Batch, Tree, check_batch
-from augury.blocks import Block, Connection, Embedding, Linear, Norm, Vector
-from augury.errors import AuguryError
+from augury.blocks import Block, Connection, Embedding, Linear, ModelPlan, Norm, Vector
+from augury.errors import AuguryError, CapacityError
+from augury.interfaces import Backend, Model, Progress
 from augury.passes import ArrayPass, NamedPass, Pass
-from augury.types import Allocation
+from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
+
+if TYPE_CHECKING:
+    from augury.files.gguf import ModelFile
 
 
 class Reference(Backend):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
+_Told = tuple[dict[str, Any], dict[str, np.ndarray]]  # facts and arrays of an answer
 _KINDS = ("hello", "spec", "load", "forward", "rows", "logits", "states", "write", "copy", "check")  # each a method here
 _POLL_MS = 200  # between looks at whether the node is to end
 _LOOK_S = 2.0  # after a connection has closed, for whose it was
@@ -77,12 +78,8 @@ class Node:
         """
         zmq = zmq_library()
         check_port(listen)
-        self._registry, self._backend, self._threads, self._delay_s = (
-            registry,
-            make_backend(registry, backend),
-            threads,
-            delay_s,
-        )
+        self._registry, self._threads, self._delay_s = registry, threads, delay_s
+        self._backend = make_backend(registry, backend)
         self._loaded: dict[bytes, _Loaded] = {}  # by connection
         self._stops, self._look_until = threading.Event(), 0.0
         self._log = get_logger("augury.backends.remote")
@@ -172,21 +169,21 @@ class Node:
         except zmq_library().ZMQError:  # nobody waits for it any more
             self._drop(who)
 
-    def _handler(self, kind: str) -> Callable[[bytes, Message], tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    def _handler(self, kind: str) -> Callable[[bytes, Message], _Told]:
         if kind not in _KINDS:
             raise WireError(f"a message of kind {kind[:20]!r}, expected one of {', '.join(_KINDS)}")
         return getattr(self, f"_{kind}")
 
-    def _hello(self, _: bytes, message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _hello(self, _: bytes, message: Message) -> _Told:
         _check_versions(message)
         return {"backend": self._backend.name, "n_bytes": n_bytes_of_machine()}, {}
 
-    def _spec(self, _: bytes, message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _spec(self, _: bytes, message: Message) -> _Told:
         file, plan, options = self._opened(message)
         file.close()
         return spec_facts(self._backend.state_spec(plan, options)), {}
 
-    def _load(self, who: bytes, message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _load(self, who: bytes, message: Message) -> _Told:
         self._drop(who)
         file, plan, options = self._opened(message)
         model = self._backend.load(file, plan, options, Progress())
@@ -236,7 +233,7 @@ class Node:
             raise UnsupportedError("no layers are loaded by this connection; load some first")
         return self._loaded[who]
 
-    def _forward(self, who: bytes, message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _forward(self, who: bytes, message: Message) -> _Told:
         loaded, model = self._of(who), self._of(who).model
         batch = batch_of(message, model.state_spec, model.info, loaded.vocabulary)
         n_passes = message.whole("n_passes", 1, model.state_spec.n_ctx)
@@ -249,7 +246,7 @@ class Node:
         loaded.passed.wait()
         return facts, {**arrays, **features}
 
-    def _rows(self, who: bytes, message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _rows(self, who: bytes, message: Message) -> _Told:
         loaded, n_top = self._of(who), message.whole("n_top", 0, _MOST)
         passed, n_first = self._passed(loaded, message)
         arrays = {"argmax": passed.argmax()}
@@ -259,7 +256,7 @@ class Node:
             arrays["normalizers"] = np.array([passed.log_normalizer(row) for row in range(loaded.n_rows)], np.float64)
         return {"n_first": n_first}, arrays
 
-    def _logits(self, who: bytes, message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _logits(self, who: bytes, message: Message) -> _Told:
         loaded = self._of(who)
         passed, _ = self._passed(loaded, message)
         row = message.whole("row", -1, loaded.n_rows - 1)
@@ -273,10 +270,10 @@ class Node:
         n_first = message.whole("n_first", 0, loaded.model.info.n_vocab)
         return loaded.passed.first(n_first) if n_first else loaded.passed, n_first
 
-    def _states(self, who: bytes, message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _states(self, who: bytes, message: Message) -> _Told:
         return {}, {str(i): array for i, array in enumerate(self._memory(who, message))}
 
-    def _write(self, who: bytes, message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _write(self, who: bytes, message: Message) -> _Told:
         memory = self._memory(who, message)
         given = [message.array(str(i), each.dtype.str[1:], each.shape) for i, each in enumerate(memory)]
         for here, array in zip(memory, given, strict=True):
@@ -290,13 +287,13 @@ class Node:
         start = message.whole("start", -1, n)
         return list(model.slot_memory(slot, n) if start < 0 else model.slot_memory(slot, n, start))
 
-    def _copy(self, who: bytes, message: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _copy(self, who: bytes, message: Message) -> _Told:
         model = self._of(who).model
         source, target = (message.whole(name, 0, model.state_spec.n_slots - 1) for name in ("source", "target"))
         model.copy(source, target, message.whole("n", 0, model.state_spec.n_ctx))
         return {}, {}
 
-    def _check(self, who: bytes, _: Message) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _check(self, who: bytes, _: Message) -> _Told:
         self._of(who).model.check()
         return {}, {}
 
