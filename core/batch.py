@@ -80,24 +80,16 @@ class Batch:
 
 @frozen
 class Reservation:
-    """Permission to add tokens to a slot, and the work that the pass has to do before.
+    """Permission to add tokens to a slot, and the work that the pass has to do before."""
 
-    Attributes:
-        mark: The position that the slot's tokens start at: those of `replay`, then the new ones.
-        accepted: Pairs of cell and position: drafted tokens of the slot's last pass that were accepted, which the pass takes
-            into the state, or moves to their position, before anything else; see `Batch.accepted`.
-        replay: Tokens that are kept, but not in the state that is restored. They are computed again, as certain ones.
-        restore: Whether the last saved state of the sequence is restored.
-        save: After how many of the slot's tokens in the pass the state of the sequence is saved; None: it is not.
-        keeps_aside: Whether the pass leaves drafted tokens out of the state of the sequence.
-    """
-
-    mark: int
+    mark: int  # the position that the slot's tokens start at: those of `replay`, then the new ones
+    # cells and positions of drafted tokens of the last pass that were accepted, which the pass takes into the state, or moves
+    # to their position, before anything else; see `Batch.accepted`
     accepted: tuple[tuple[int, int], ...] = ()
-    replay: tuple[int, ...] = ()
-    restore: bool = False
-    save: int | None = None
-    keeps_aside: bool = False
+    replay: tuple[int, ...] = ()  # tokens that are kept, but not in the restored state: computed again, as certain ones
+    restore: bool = False  # whether the last saved state of the sequence is restored
+    save: int | None = None  # after how many of the slot's tokens in the pass the state of the sequence is saved; None: never
+    keeps_aside: bool = False  # whether the pass leaves drafted tokens out of the state of the sequence
 
 
 @frozen(eq=False)
@@ -157,9 +149,8 @@ class Tree:
     def __init__(self, batch: Batch, n_ctx: int) -> None:
         """Place the tokens of a batch that has parents into slots of `n_ctx` cells.
 
-        Raises:
-            OptionError: A parent is not an earlier token of the same slot, or a position is not after its parent's.
-            CapacityError: A slot has too few cells.
+        Raises OptionError: a parent is not an earlier token of the same slot, or a position is not after its parent's.
+        CapacityError: a slot has too few cells.
         """
         assert batch.parents is not None
         slots, positions, parents = batch.slots.tolist(), batch.positions.tolist(), batch.parents.tolist()
@@ -252,25 +243,13 @@ class StateUpdates:
         return StateUpdate(True, save=save) if is_start else StateUpdate(False, left.is_restored, left.accepted, save)
 
 
-def check_batch(
-    batch: Batch,
-    n_tokens: int,
-    info: ModelInfo,
-    spec: StateSpec,
-    features: Mapping[str, int],
-) -> None:
+def check_batch(batch: Batch, n_tokens: int, info: ModelInfo, spec: StateSpec, features: Mapping[str, int]) -> None:
     """Refuse a pass over positions, slots, tokens, parts or features that a model does not have: kernels do not check.
 
-    Args:
-        batch: The pass. With `parents` its `Tree` checks these.
-        n_tokens: Token ids that the embedding knows; logits may be of fewer or of more.
-        info: `Model.info`.
-        spec: `Model.state_spec`.
-        features: `Model.features`.
-
-    Raises:
-        CapacityError: A position, slot or cell does not exist, or a slot has more drafted tokens than are kept aside.
-        OptionError: The same of a token, part, layer or feature, or certain and drafted tokens are out of order.
+    The embedding knows `n_tokens`; logits may be of fewer or of more. `info`, `spec` and `features` are the `Model`'s. The
+    `Tree` of a pass with `parents` checks these. Raises CapacityError: a position, slot or cell does not exist, or a slot has
+    more drafted tokens than are kept aside. OptionError: the same of a token, part, layer or feature, or certain and drafted
+    tokens are out of order.
     """
     # lists: of a round's few tokens NumPy's reductions take longer
     positions, slots, tokens = batch.positions.tolist(), batch.slots.tolist(), batch.tokens.tolist()
@@ -290,11 +269,7 @@ def check_batch(
 
 
 def check_vocabulary(vocabulary: np.ndarray, n_vocab: int) -> None:
-    """Refuse a `Batch.vocabulary` (m,) that a model of `n_vocab` tokens cannot have, once for each array.
-
-    Raises:
-        OptionError: It holds no tokens, others than the model's, or they do not rise.
-    """
+    """Raise an OptionError if a `Batch.vocabulary` (m,) holds no tokens, others than a model's `n_vocab`, or does not rise."""
     n = len(vocabulary)
     if not n or vocabulary[0] < 0 or vocabulary[-1] >= n_vocab or (vocabulary[1:] <= vocabulary[:-1]).any():
         raise OptionError(f"a vocabulary of {n} tokens, expected some, which rise from 0 to {n_vocab - 1}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Any
 
-from augury.files.file_lock import locked
+from augury.files.atomic_file import locked
 from augury.interfaces import Progress
 from augury.memory_limit import require_address_space
 

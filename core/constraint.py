@@ -52,21 +52,16 @@ class Constraint(Plugin, ABC):
     def options_for(cls, value: Any) -> Mapping[str, Any]:
         """The options of a request that gives `keyword` this value, a text or any value of JSON: by default the first.
 
-        Raises:
-            OptionError: It is no such value.
+        Raises OptionError: it is no such value.
         """
         return {next(iter(options_of(cls.options_class))): value}
 
     @abstractmethod
     def allowed(self) -> np.ndarray:
-        """Which tokens may follow the output so far.
+        """Which tokens may follow the output so far, (V,) bool; end tokens where the text may end.
 
-        End tokens are allowed where the text may end. The engine has read the array before it calls again, so that one
-        array may be filled again and again.
-
-        Returns:
-            (V,) bool. Packed bits, which engines of grammars fill, are unpacked in microseconds by `numpy.unpackbits` with
-            `bitorder="little"`.
+        The engine has read the array before it calls again, so that one may be filled again and again. Packed bits, which
+        engines of grammars fill, are unpacked in microseconds by `numpy.unpackbits` with `bitorder="little"`.
         """
 
     @abstractmethod

@@ -26,11 +26,7 @@ def install_command(extra: str) -> str:
 
 
 def require_libraries(what: str, extra: str, *modules: str) -> None:
-    """Look for the libraries of an extra; `what` begins the error, as in "the server needs".
-
-    Raises:
-        UnsupportedError: Some are not installed.
-    """
+    """Raise an UnsupportedError if some libraries of an extra are missing; `what` begins it, as in "the server needs"."""
     if missing := [name for name in modules if find_spec(name) is None]:
         advice = f"install the extra: {install_command(extra)}"
         raise UnsupportedError(f"{what} {' and '.join(missing)}, not installed here; {advice}")

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import define, evolve, field
 
-from augury.blocks import Integers
+from augury.blocks import Integers, ModelPlan
 from augury.blocks.adapted import with_adapters
 from augury.devices import CPU
+from augury.engine.adapters import Adapters
 from augury.engine.checked_context import CheckedContext
 from augury.engine.context import EngineContext
 from augury.engine.mtp_states import MtpStates
@@ -21,27 +22,22 @@ from augury.engine.prompt_cache import PromptCache
 from augury.engine.prompt_files import prompt_files
 from augury.engine.shared import Shared
 from augury.errors import ModelFileError, OptionError, UnsupportedError
+from augury.files.gguf import ModelFile
 from augury.files.models import open_model
-from augury.files.mtp_file import is_mtp_alone, missing_mtp, with_mtp
+from augury.files.mtp_file import check_tokens, is_mtp_alone, missing_mtp, with_mtp
+from augury.files.override import Scalar, Untyped
 from augury.files.quantized import quant_like, quantized
-from augury.files.token_match import check_tokens
 from augury.guard import guarded
+from augury.interfaces import Backend, MemoryManager, Model, Progress
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory, n_bytes_for_prompts
 from augury.options import Spec, build, check_count, check_mapping, options_of, parse_specs
 from augury.placement import place
+from augury.registry import Registry
+from augury.slot_states import SlotStates
 from augury.text.chat_template import ChatTemplate
 from augury.text.tokenizer import Tokenizer, load_tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
-
-if TYPE_CHECKING:
-    from augury.blocks import ModelPlan
-    from augury.engine.adapters import Adapters
-    from augury.files.gguf import ModelFile
-    from augury.files.override import Scalar, Untyped
-    from augury.interfaces import Backend, MemoryManager, Model, Progress
-    from augury.registry import Registry
-    from augury.slot_states import SlotStates
 
 _NO_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
@@ -50,12 +46,9 @@ _N_CTX = 4096  # unless asked for: room for most texts, in memory that most mach
 
 
 def make_backend(registry: Registry, text: str) -> Backend:
-    """The backend that `name:key=value,...` asks for; `auto` is the preferred one.
+    """The backend that `name:key=value,...` asks for, or the preferred one for `auto`.
 
-    Raises:
-        PluginError: There is no such backend.
-        OptionError: It is not of that form, or an option is unknown or out of range.
-        UnsupportedError: It cannot run on this machine.
+    Raises PluginError: there is none. OptionError: an option is wrong. UnsupportedError: it cannot run on this machine.
     """
     spec = only_spec("backend", text)
     backend: type[Backend] = registry.choose("backend", None) if spec.name == "auto" else registry.find("backend", spec.name)
@@ -65,11 +58,7 @@ def make_backend(registry: Registry, text: str) -> Backend:
 
 
 def only_spec(what: str, text: Any) -> Spec:
-    """The one plugin that `name:key=value,...` names.
-
-    Raises:
-        OptionError: It is no text, not of that form, or names several plugins.
-    """
+    """The one plugin that `name:key=value,...` names. Raises OptionError: it is no text, malformed, or names several."""
     if not isinstance(text, str):
         raise OptionError(f"{what} is {text!r}, expected the name of a plugin, or 'auto'")
     specs = parse_specs(text, what)
@@ -86,14 +75,10 @@ def choose_memory(
     options: Mapping[str, Mapping[str, Any]] = _NO_OPTIONS,
     implied: Mapping[str, Any] = _NO_OPTIONS,
 ) -> Callable[[StateSpec, SlotStates], MemoryManager]:
-    """Find the memory manager that `name:key=value,...` asks for; `auto` is the preferred one that suits the state.
+    """The memory manager that `name:key=value,...` asks for; for `auto` the preferred one that suits the state.
 
-    `options` are by manager. Those in the text take precedence over these, and both over `implied` ones.
-
-    Raises:
-        PluginError: There is no such memory manager.
-        OptionError: It is not of that form, or an option is unknown or out of range.
-        UnsupportedError: It does not suit the model's state.
+    Options in the text take precedence over `options`, by manager, and these over `implied` ones. Raises PluginError: there is
+    no such manager. OptionError: an option is wrong. UnsupportedError: it does not suit the model's state.
     """
     wanted = only_spec("memory manager", text)
     cls: type[MemoryManager] = (
@@ -123,11 +108,9 @@ def context_size(asked: int | None, n_trained: int) -> int:
 
 
 def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPlan:
-    """A plan of the model in a file; see `Architecture.plans`.
+    """A plan of the model in a file; see `Architecture.plans`. Raises OptionError: there is none of this name.
 
-    Raises:
-        ModelFileError: No plugin knows its architecture, or the file does not fit it.
-        OptionError: There is no plan of this name.
+    Raises ModelFileError: no plugin knows its architecture, or the file does not fit it.
     """
     if is_mtp_alone(file):
         raise ModelFileError(

@@ -63,7 +63,6 @@ def _limits(process: str) -> Iterator[int]:
 
 
 def _limits_of(folder: str) -> Iterator[int]:
-    """The limit of a control group of either version; "max" means that it has none of its own."""
     for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
         if (limit := _read(f"{folder}/{name}").strip()).isdecimal():
             yield int(limit)
@@ -86,11 +85,7 @@ def _read(path: str) -> str:
 
 
 def require_address_space(n_bytes: int, what: str) -> None:
-    """Refuse in advance: many libraries end the process if they get no memory.
-
-    Raises:
-        CapacityError: The process may not map so many bytes more, as under `ulimit -v`.
-    """
+    """Raise a CapacityError if the process may not map so many bytes more: many libraries end it if they get no memory."""
     if not hasattr(mmap, "PROT_READ"):  # on Windows, which has no such limit
         return
     try:  # not writable, so that it does not count towards the system's commit limit

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
     from augury.text.tokenizer import Tokenizer
 
+
 _WEIGHT, _BIAS = "cls.output.weight", "cls.output.bias"
 _TEMPLATE = "tokenizer.chat_template.rerank"
 _OF_CHANCES = ("qwen3", "qwen3vl", "qwen3vlmoe")  # whose first value is that of "yes", the second that of "no"
@@ -27,27 +28,17 @@ _OF_CHANCES = ("qwen3", "qwen3vl", "qwen3vlmoe")  # whose first value is that of
 class RankHead:
     """A linear map of the last token's embedding, whose first value is the score; of the Qwen 3 family softmax of its values.
 
-    Attributes:
-        weight: (n, E) float64.
-        bias: (n,) float64, or 0.
-        has_softmax: Whether the values are chances.
-        template: The text with `{query}` and `{document}`; None: both texts, begun and ended as the tokenizer says.
-
     Source: llama.cpp's `build_pooling` and `format_prompt_rerank`.
     """
 
-    weight: np.ndarray
-    bias: np.ndarray | float
-    has_softmax: bool
-    template: str | None
+    weight: np.ndarray  # (n, E) float64
+    bias: np.ndarray | float  # (n,) float64, or 0
+    has_softmax: bool  # whether the values are chances
+    template: str | None  # with `{query}` and `{document}`; None: both texts, begun and ended as the tokenizer says
 
     @classmethod
     def of(cls, file: ModelFile, n_embd: int) -> Self | None:
-        """The head of a reranker's file, if it has one.
-
-        Raises:
-            ModelFileError: It does not fit embeddings of that width.
-        """
+        """The head of a reranker's file, if it has one. Raises ModelFileError: it does not fit embeddings of that width."""
         if _WEIGHT not in file.tensors:
             return None
         weight = np.atleast_2d(file.tensor(_WEIGHT).floats().astype(np.float64))
@@ -58,11 +49,7 @@ class RankHead:
         return cls(weight, bias, file.architecture in _OF_CHANCES, template)
 
     def scores(self, embeddings: np.ndarray) -> np.ndarray:
-        """The scores (n,) float64 of embeddings (n, E), which are not scaled.
-
-        Numerics:
-            Computed in float64.
-        """
+        """The scores (n,) float64 of embeddings (n, E), which are not scaled, computed in float64."""
         values = embeddings.astype(np.float64) @ self.weight.T + self.bias
         if self.has_softmax:
             powers = np.exp(values - values.max(axis=1, keepdims=True))
@@ -119,7 +106,9 @@ class ModelInfo:
     @classmethod
     def of(cls, file: ModelFile, plan: ModelPlan) -> ModelInfo:
         """The facts of a file and its plan."""
-        pooling, n_embd = _pooling_of(file), plan.embedding.n_embd
+        n_embd, stated = plan.embedding.n_embd, file.metadata.get(f"{file.architecture}.pooling_type")
+        # of an unknown kind nothing is said: nothing but embeddings needs it
+        pooling = _POOLING[stated] if type(stated) is int and 0 <= stated < len(_POOLING) else None
         return cls(
             name=file.path.stem,
             architecture=plan.architecture,
@@ -135,9 +124,3 @@ class ModelInfo:
             rank_head=RankHead.of(file, n_embd) if pooling == "rank" else None,
             form=plan.form,
         )
-
-
-def _pooling_of(file: ModelFile) -> str | None:
-    """The pooling that a file states, where it is a known one: nothing but embeddings needs it."""
-    stated = file.metadata.get(f"{file.architecture}.pooling_type")
-    return _POOLING[stated] if type(stated) is int and 0 <= stated < len(_POOLING) else None

@@ -52,17 +52,13 @@ class Option:
     is_per_request: bool
 
     def convert(self, value: Any, where: str) -> Any:
-        """`value`, a string or a JSON value, as the field's type, checked.
-
-        Raises:
-            OptionError: It has another type, or is out of range.
-        """
+        """A text or JSON value as the field's type. Raises OptionError, after `where`: it has another, or is out of range."""
         if value is None and self.is_optional:
             return None
         try:
             converted = self._typed(value)
         except (TypeError, ValueError, OverflowError):  # a whole number from infinity
-            message = f"{where}: {self.name} is {value!r}, expected {_EXPECTED[self.kind]}"
+            message = f"{where}: {self.name} is {value!r}, expected {EXPECTED[self.kind]}"
             raise OptionError(message) from None
         if self.choices and converted not in self.choices:
             message = f"{where}: {self.name} is {value!r}, expected one of {', '.join(self.choices)}"
@@ -104,7 +100,8 @@ def _number(value: float) -> str:
     return f"{value:g}" if value % 1 else str(int(value))
 
 
-_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+EXPECTED: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+"""Types in words, for messages."""
 
 
 def option(
@@ -117,16 +114,10 @@ def option(
     aliases: Iterable[str] = (),
     per_request: bool = False,
 ) -> Any:
-    """A field of an options class.
+    """A field of an options class: its value where the user says nothing, a line of help, and what is allowed.
 
-    Args:
-        default: The value where the user says nothing.
-        help: One line for `--help` and docs.
-        ge: Smallest allowed value.
-        le: Largest allowed value.
-        choices: Allowed texts.
-        aliases: Flags that mean the same, without the dashes, such as "spec-ngram-size-n".
-        per_request: Whether a request may set it.
+    That is, from `ge` to `le`, or some `choices`. `aliases` are flags that mean the same, without the dashes, such as
+    "spec-ngram-size-n"; `per_request`, a request may set it.
     """
     facts = {"help": help, "ge": ge, "le": le, "choices": tuple(choices), "aliases": tuple(aliases)}
     return field(default=default, metadata={_KEY: facts | {"is_per_request": per_request}})
@@ -161,16 +152,9 @@ def _kind_of(hint: Any) -> tuple[type, bool]:
 
 
 def build(options_class: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    """An instance with `values` over the defaults.
+    """An instance with `values` over the defaults: texts or JSON values by field name or alias, where dashes are underscores.
 
-    Args:
-        options_class: A plugin's declaration.
-        values: Texts or JSON values by field name or alias, such as `ngram_size_n` for "spec-ngram-size-n"; dashes count as
-            underscores.
-        where: The beginning of messages, such as `--spec-type ngram-simple`.
-
-    Raises:
-        OptionError: A key is unknown, or a value has the wrong type or is out of range.
+    The alias "spec-ngram-size-n" is `ngram_size_n`. Raises OptionError, after `where`: a key is unknown, or a value is wrong.
     """
     known = options_of(options_class)
     names = {alias.removeprefix("spec-").replace("-", "_"): each.name for each in known.values() for alias in each.aliases}
@@ -188,11 +172,7 @@ def build(options_class: type[Any], values: Mapping[str, Any], where: str) -> An
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """A count that a caller gave, as any number that is whole: many programs write 3 as 3.0 in JSON.
-
-    Raises:
-        OptionError: It is no whole number, or less than `least`.
-    """
+    """A count that a caller gave, as any whole number: many write 3.0 in JSON. Raises OptionError: it is below `least`."""
     is_whole = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not is_whole or value < least:
         raise OptionError(f"{name} is {value!r}, expected a whole number of at least {least}")
@@ -200,11 +180,7 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_mapping(name: str, values: Any) -> Mapping[str, Any]:
-    """Options that a caller gave, by name.
-
-    Raises:
-        OptionError: They are no mapping, or a name is no text.
-    """
+    """Options that a caller gave, by name. Raises OptionError: they are no mapping, or a name is no text."""
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise OptionError(f"{name} is {values!r}, expected a mapping from names to values")
     return values
@@ -253,8 +229,7 @@ def parse_specs(text: str, kind: str = "plugin") -> tuple[Spec, ...]:
     >>> parse_specs("wrapper(suffix;ngram-mod:n_max=8)")[0].values
     (('inner', 'suffix;ngram-mod:n_max=8'),)
 
-    Raises:
-        OptionError: The text is not of that form.
+    Raises OptionError: the text is not of that form.
     """
     specs: list[Spec] = []
     for part in _split(text, ";"):
@@ -269,7 +244,6 @@ def parse_specs(text: str, kind: str = "plugin") -> tuple[Spec, ...]:
 
 
 def _split(text: str, separator: str, n_most: int = -1) -> list[str]:
-    """Split a text where it is not inside parentheses."""
     parts, depth = [""], 0
     for char in text:
         depth += (char == "(") - (char == ")")

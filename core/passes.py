@@ -26,11 +26,9 @@ class Pass(ABC):
     """
 
     def wait(self) -> float | None:
-        """Wait until everything is computed.
+        """Wait until everything is computed; returns the seconds that the pass took by the device's own clock.
 
-        Returns:
-            The seconds that the pass took by the device's own clock. None, as by default: it was over when `forward` returned,
-            and the caller's clock is right.
+        None, as by default: it was over when `forward` returned, and the caller's clock is right.
         """
         return None
 
@@ -43,15 +41,9 @@ class Pass(ABC):
 
     @abstractmethod
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The most probable tokens of some rows.
+        """The most probable tokens of some rows (m,) int32: ids (m, k) int32 and logits (m, k) float32, best first.
 
-        Args:
-            rows: (m,) int32, which rows.
-            k: How many tokens are wanted; of a smaller vocabulary it gives all.
-
-        Returns:
-            ids (m, k) int32 and logits (m, k) float32, best first, equals by rising id. A row with a NaN has ids -1 and
-            the logits NaN.
+        Equals come by rising id; of a vocabulary smaller than k there are all. A row with a NaN has ids -1 and the logits NaN.
         """
 
     @abstractmethod
@@ -71,11 +63,7 @@ class Pass(ABC):
         return self.rows()[row]
 
     def features(self, name: str) -> np.ndarray:
-        """A feature that `Batch.features` asked for by name, (n, F) float32, of all tokens in the batch's order.
-
-        Raises:
-            OptionError: It was not asked for.
-        """
+        """A feature that `Batch.features` names, (n, F) float32, in the order of tokens. Raises OptionError: it does not."""
         raise OptionError(f"feature {name!r} of a pass that was not asked for it; name it in Batch.features")
 
     def first(self, n: int) -> Pass:
@@ -210,7 +198,6 @@ class NamedPass(WrappedPass):
         return self._named(self._whole.argmax())
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Pass.top_k`; no more than have logits."""
         places, logits = self._whole.top_k(rows, k)
         return self._named(places), logits
 
@@ -223,11 +210,9 @@ class NamedPass(WrappedPass):
         return np.array(logits, np.float32)
 
     def rows(self) -> np.ndarray:
-        """See `Pass.rows`; a copy."""
         return self._among_all(self._whole.rows())
 
     def row(self, row: int) -> np.ndarray:
-        """See `Pass.row`; a copy."""
         return self._among_all(self._whole.row(row))
 
     def _among_all(self, logits: np.ndarray) -> np.ndarray:
@@ -236,7 +221,6 @@ class NamedPass(WrappedPass):
         return every
 
     def _named(self, places: np.ndarray) -> np.ndarray:
-        """The tokens of some logits; -1 remains."""
         tokens: np.ndarray = np.where(places < 0, np.int32(-1), self._tokens[places])
         return tokens
 
@@ -303,10 +287,7 @@ class Context(ABC):
     def forward(self, feeds: Sequence[SlotInput], features: tuple[str, ...] = (), vocabulary: np.ndarray | None = None) -> Pass:
         """One pass over the shares of several slots, or several; rows in the order of the feeds.
 
-        Args:
-            feeds: The shares. Those of a model that is given hidden states have them added, see `SlotInput.hidden`.
-            features: See `Batch.features`.
-            vocabulary: See `Batch.vocabulary`.
+        Shares of a model that is given hidden states have them added, see `SlotInput.hidden`. For the others see `Batch`.
         """
 
     @abstractmethod
@@ -331,7 +312,7 @@ class Target(ABC):
 
     @abstractmethod
     def forward(self, written: Mapping[int, np.ndarray], n_layers: int, vocabulary: np.ndarray | None = None) -> Pass:
-        """Compute the first `n_layers` layers and the output; the logits last until the next pass, and nothing is kept.
+        """The logits after each slot's last token by the first `n_layers` layers and the output, until the next pass.
 
         Args:
             written: By slot (m,) int32, all tokens that follow the slot's contents: the last of its history, which is not there
@@ -340,12 +321,8 @@ class Target(ABC):
             n_layers: From 1 to all of them.
             vocabulary: See `Batch.vocabulary`.
 
-        Returns:
-            Of each slot the logits after its last token.
-
-        Raises:
-            OptionError: The number of layers is out of range, or a token or a slot does not exist.
-            CapacityError: The tokens do not fit into a slot.
+        Nothing is kept. Raises OptionError: a number of layers, token or slot does not exist. CapacityError: the tokens do not
+        fit into a slot.
         """
 
     def forward_part(

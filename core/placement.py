@@ -6,7 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import attrs
 from attrs import frozen
@@ -14,15 +13,13 @@ from attrs import frozen
 from augury.blocks import ModelPlan
 from augury.devices import CPU, DeviceInfo, Placement
 from augury.errors import CapacityError, OptionError, UnsupportedError
+from augury.files.gguf import ModelFile
 from augury.interfaces import Backend
 from augury.log import get_logger
 from augury.options import build
 from augury.registry import Registry
 from augury.stages import Stage, StagedBackend
 from augury.types import ModelOptions
-
-if TYPE_CHECKING:
-    from augury.files.gguf import ModelFile
 
 _SPARE = 1 << 30  # bytes of a GPU that `auto` leaves free, as llama.cpp does, or a sixteenth of a small one
 _ADVICE = "-ngl auto places as many layers there as fit; or ask for a smaller context or fewer slots"
@@ -37,24 +34,20 @@ class _Gpu:
     device: DeviceInfo
 
     def spare(self, *, is_auto: bool) -> int:
-        """Bytes that layers may take."""
         return self.device.n_bytes_free - (min(_SPARE, self.device.n_bytes // 16) if is_auto else 0)
 
 
 def place(registry: Registry, named: Backend, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Backend:
-    """The backend of a plan under `options.placement`: layers on GPUs, and the layers before them on the CPU.
+    """The backend of a plan under `options.placement`: layers on GPUs, and those before them on the CPU; or the `named` one.
 
-    Where nothing is said it is the `named` one. The registry has others, for devices that `named` does not compute on.
-
-    Raises:
-        OptionError: There is no such device.
-        UnsupportedError: The model cannot be cut there.
-        CapacityError: The layers do not fit.
+    The registry has others, for devices that `named` does not compute on. Raises OptionError: there is no such device.
+    UnsupportedError: the model cannot be cut there. CapacityError: the layers do not fit.
     """
     wanted = options.placement
     if wanted == Placement():
         return named
-    devices = cache(_devices)  # asked once: a driver takes its time
+    # asked once: a driver takes its time
+    devices: _Devices = cache(lambda kind: kind.devices() if kind.unavailable_reason() is None else ())
     gpus = [] if wanted.gpu_layers == 0 else _gpus(registry, named, wanted, devices)
     host = partial(_host, registry, named, devices)
     if not gpus:
@@ -72,10 +65,6 @@ def place(registry: Registry, named: Backend, file: ModelFile, plan: ModelPlan, 
         gpus = [by_name[name] for name in names]
         options = attrs.evolve(options, placement=attrs.evolve(wanted, tensor_split=wanted.tensor_split or [1.0] * len(gpus)))
     return _Placing(host, gpus, file, plan.for_context(options.n_ctx), options).backend()
-
-
-def _devices(kind: type[Backend]) -> Sequence[DeviceInfo]:
-    return kind.devices() if kind.unavailable_reason() is None else ()
 
 
 def _gpus(registry: Registry, named: Backend, wanted: Placement, devices: _Devices) -> list[_Gpu]:
@@ -107,7 +96,6 @@ def _gpus(registry: Registry, named: Backend, wanted: Placement, devices: _Devic
 
 
 def _by_name(registry: Registry, name: str) -> _Gpu | None:
-    """A device that no backend lists, and one knows by its name."""
     for kind in registry.backends.values():
         if (device := kind.device(name)) is not None:
             return _Gpu(kind(build(kind.options_class, dict(device.options), name)), device)
@@ -147,7 +135,6 @@ class _Placing:
         self._n_bytes: Callable[[_Gpu, int, int], int] = n_bytes
 
     def backend(self) -> Backend:
-        """The backend of the model."""
         wanted = self._options.placement
         if wanted.gpu_layers == "auto":
             return self._fitting()
@@ -164,8 +151,6 @@ class _Placing:
         return self._joined(stages)
 
     def _fitting(self) -> Backend:
-        """As many layers on GPUs as fit."""
-
         def fits(first: int) -> bool:
             return self._lack(self._stages(first, is_auto=True), is_auto=True) is None
 
@@ -200,7 +185,6 @@ class _Placing:
         return stages
 
     def _lack(self, stages: Sequence[tuple[_Gpu, int, int]], *, is_auto: bool) -> _Gpu | None:
-        """A GPU that has too little memory for its layers."""
         lacking = (gpu for gpu, *ends in stages if self._n_bytes(gpu, *ends) > gpu.spare(is_auto=is_auto))
         return next(lacking, None)
 

@@ -6,11 +6,7 @@ from augury.constraint import Constraint as Constraint, ConstraintSession as Con
 from augury.engine.adapters import Adapters as Adapters
 from augury.engine.channel import Channel as Channel
 from augury.engine.params import PromptProgress as PromptProgress
-from augury.engine.stats import (
-    EngineStats as EngineStats,
-    PromptToken as PromptToken,
-    SlotStats as SlotStats,
-)
+from augury.engine.stats import EngineStats as EngineStats, PromptToken as PromptToken, SlotStats as SlotStats
 from augury.errors import (
     AuguryError as AuguryError,
     CapacityError as CapacityError,
@@ -26,13 +22,12 @@ from augury.extras import install_command as install_command, require_libraries 
 from augury.files.atomic_file import (
     AtomicFile as AtomicFile,
     is_being_written as is_being_written,
+    locked as locked,
     no_room as no_room,
     not_stored as not_stored,
     write_atomically as write_atomically,
 )
-from augury.files.cache import cache_folder as cache_folder
-from augury.files.checksum import checksum as checksum
-from augury.files.file_lock import locked as locked
+from augury.files.cache import cache_folder as cache_folder, checksum as checksum
 from augury.files.models import (
     open_model as open_model,
     removable as removable,

@@ -41,11 +41,7 @@ class Receipt:
 
     @classmethod
     def from_json(cls, found: Any) -> Self:
-        """A receipt from such an object.
-
-        Raises:
-            OptionError: It is none, or of another version.
-        """
+        """A receipt from such an object. Raises OptionError: it is none, or of another version."""
         kind = found.get("augury_receipt") if isinstance(found, Mapping) else None
         if kind is None:
             raise OptionError('this is no receipt, expected an object with "augury_receipt", as augury run --receipt writes it')

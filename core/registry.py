@@ -82,30 +82,21 @@ class _Hooks(pluggy.PluginManager):
     """Finds a plugin's hooks; pluggy itself takes its time for every name of a module, of which few are functions."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        """The options of a hook; None for other objects."""
         if isinstance(plugin, ModuleType) and not isinstance(vars(plugin).get(name), _HOOKABLE):
             return None
         return super().parse_hookimpl_opts(plugin, name)
 
 
 class Registry:
-    """All plugins of one process. Build it with `discover`, or empty for tests and `register` into it.
-
-    Attributes:
-        hooks: The hooks that plugins implement.
-        records: The classes that can be used.
-        functions: What plugins do by functions.
-        broken: The plugins that cannot.
-        backends, drafters, memory_managers, architectures, sources, formats, constraints: The classes of each kind by name.
-    """
+    """All plugins of one process. Build it with `discover`, or empty for tests and `register` into it."""
 
     def __init__(self) -> None:
-        self.hooks = _Hooks("augury")
+        self.hooks = _Hooks("augury")  # that plugins implement
         self.hooks.add_hookspecs(hookspecs)
-        self.records: list[PluginRecord] = []
-        self.functions: list[FunctionRecord] = []
-        self.broken: list[BrokenPlugin] = []
-        self.backends: dict[str, type[Backend]] = {}
+        self.records: list[PluginRecord] = []  # classes that can be used
+        self.functions: list[FunctionRecord] = []  # what plugins do by functions
+        self.broken: list[BrokenPlugin] = []  # that cannot be used
+        self.backends: dict[str, type[Backend]] = {}  # the classes of each kind, by name
         self.drafters: dict[str, type[Drafter]] = {}
         self.memory_managers: dict[str, type[MemoryManager]] = {}
         self.architectures: dict[str, type[Architecture]] = {}
@@ -120,11 +111,7 @@ class Registry:
 
     @classmethod
     def discover(cls) -> Registry:
-        """Load every entry point of the group that the environment's allow-list admits.
-
-        Raises:
-            PluginError: Two plugins have the same name, or a hook's name is misspelt.
-        """
+        """Load every entry point of the group that the environment's allow-list admits; errors are those of `register`."""
         registry = cls()
         allowed = os.environ.get(ALLOW_LIST)
         names = None if allowed is None else {"augury", *(_normalized(name) for name in allowed.split(","))}
@@ -144,8 +131,7 @@ class Registry:
     def register(self, plugin: Any, *, name: str, distribution: str = "this process", version: str = "") -> None:
         """Take a module or object with hook implementations, and the classes that it offers.
 
-        Raises:
-            PluginError: A name is taken already, or a hook's name is misspelt.
+        Raises PluginError: a name is taken already, or a hook's name is misspelt.
         """
         try:
             self.hooks.register(plugin, name=f"{distribution}:{name}")
@@ -210,10 +196,9 @@ class Registry:
     # Looking up
 
     def find(self, kind: str, name: str | type[Any]) -> Any:
-        """The class of `kind` that has `name`, or has it as an alias; or `name` itself, if it is such a class.
+        """The class of `kind` that has a name, or has it as an alias; or `name` itself, if it is such a class.
 
-        Raises:
-            PluginError: There is none.
+        Raises PluginError: there is none.
         """
         if not isinstance(name, str):
             _check(kind, name, "this process")
@@ -232,20 +217,13 @@ class Registry:
         return self.find(kind, self.choice(kind, model, reason))
 
     def choice(self, kind: str, model: ModelInfo | None, reason: Callable[[type[Any]], str | None] | None = None) -> str:
-        """The plugin of `kind` for `auto`: the one that `augury_choose` names, or else the first that can run.
+        """The plugin of `kind` for `auto`, perhaps a chain of drafters: what `augury_choose` names, or the first that can run.
 
-        Args:
-            kind: The kind of plugin.
-            model: That is loaded, if there is one.
-            reason: Why a class cannot run; None where it can. By default a backend's own reason.
-
-        Returns:
-            A name; of drafters perhaps a chain of them.
-
-        Raises:
-            PluginError: None can run.
+        `model` is the one that is loaded, if any. `reason` says why a class cannot run, None where it can; by default it is a
+        backend's own. Raises PluginError: none can run.
         """
-        reasons = {name: (reason or _reason)(cls) for name, cls in self._of_kind[kind].items()}
+        why_not = reason or (lambda cls: cls.unavailable_reason() if issubclass(cls, Backend) else None)
+        reasons = {name: why_not(cls) for name, cls in self._of_kind[kind].items()}
         usable = [name for name, why in reasons.items() if why is None]
         if not usable:
             found = "; ".join(f"{name}: {why}" for name, why in reasons.items())
@@ -269,12 +247,7 @@ class Registry:
         return caller if caller.get_hookimpls() else None
 
 
-def _reason(cls: type[Any]) -> str | None:
-    return cls.unavailable_reason() if issubclass(cls, Backend) else None
-
-
 def _check(kind: str, cls: Any, distribution: str) -> None:
-    """Refuse an object that is no usable class of `kind`."""
     base, word = _KINDS[kind][1], _WORDS.get(kind, kind)
     where = f"augury.{base.__name__}"
     if not (isinstance(cls, type) and issubclass(cls, base)):

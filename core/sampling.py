@@ -66,11 +66,8 @@ class SamplingParams:
     """How the next token is drawn. Defaults are llama.cpp's.
 
     `logit_bias` maps token ids to additions to their logits; -inf forbids a token. `samplers` are applied in their order,
-    omitted ones not at all; greedy choice looks at `penalties` and `dry` alone. With `mirostat` the temperature is
-    applied, and then nothing but that.
-
-    Raises:
-        OptionError: A value has the wrong type or is out of range.
+    omitted ones not at all; greedy choice looks at `penalties` and `dry` alone. With `mirostat` the temperature is applied, and
+    then nothing but that. Raises OptionError: a value has the wrong type or is out of range.
     """
 
     temperature: float = option(0.8, help="0, and all below 0.00001, is greedy; higher is more random", ge=0.0, le=1e6)

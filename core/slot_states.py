@@ -49,10 +49,7 @@ class SlotStates:
         """Views of a slot's memory of its first n positions, and of its sequence; or copies, see `slot_written`.
 
         With `start`, a multiple of 256, the memory of positions from there on alone, without that of the sequence. It is asked
-        for slots and positions that there are.
-
-        Raises:
-            UnsupportedError: The backend cannot save slots.
+        for slots and positions that there are. Raises UnsupportedError: the backend cannot save slots.
         """
         raise UnsupportedError(f"{type(self).__name__} cannot save slots")
 
@@ -62,26 +59,18 @@ class SlotStates:
     def save(self, slot: int, n: int, start: int | None = None) -> bytes:
         """The states of a slot's first n positions, of which there may be none, and its state of the sequence as it stands.
 
-        With `start` those of the positions from there on alone; see `slot_memory`.
-
-        Accepted tokens of the slot's last pass are included only after the next pass has taken them in. Not to be called during
-        a pass, like `restore`.
-
-        Raises:
-            CapacityError: There is no such slot, or it has fewer positions.
-            UnsupportedError: The backend cannot save slots.
+        With `start` those of the positions from there on alone; see `slot_memory`. Accepted tokens of the slot's last pass are
+        included only after the next pass has taken them in. Not to be called during a pass, like `restore`. Raises
+        CapacityError: there is no such slot, or it has fewer positions. UnsupportedError: the backend cannot save slots.
         """
         body = [np.ascontiguousarray(array).data for array in self._memory_of(slot, n, start)]
         first = _WHOLE if start is None else start
         return b"".join([_HEAD.pack(_KIND, self._digest(n, first, body), n, first), *body])  # copied once
 
     def restore(self, slot: int, data: bytes) -> None:
-        """Restore saved contents, of this slot or another, of this process or another, to a slot.
+        """Restore saved contents, of this slot or another, of this process or another, to a slot; errors as of `save`.
 
-        Raises:
-            CapacityError: There is no such slot, or it has fewer positions.
-            ModelFileError: The bytes are damaged, or of another model or other options; then nothing is changed.
-            UnsupportedError: The backend cannot restore slots.
+        Raises ModelFileError: the bytes are damaged, or of another model or other options; then nothing is changed.
         """
         body = memoryview(data)[_HEAD.size :]
         kind, digest, n, first = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", b"", 0, _WHOLE)
@@ -100,9 +89,7 @@ class SlotStates:
     def copy(self, source: int, target: int, n: int) -> None:
         """Let a slot hold the first n positions of another, and its state of the sequence as it stands. Not during a pass.
 
-        Raises:
-            CapacityError: There is no such slot, or it has fewer positions.
-            UnsupportedError: The backend cannot copy slots.
+        Raises CapacityError: there is no such slot, or it has fewer positions. UnsupportedError: the backend cannot copy slots.
         """
         try:
             views = zip(self._memory_of(source, n), self._memory_of(target, n), strict=True)
@@ -134,13 +121,10 @@ def join_parts(parts: Iterable[bytes]) -> bytes:
 
 
 def split_parts(data: bytes) -> list[bytes]:
-    """The parts that `join_parts` was given.
+    """The parts that `join_parts` was given. Raises ModelFileError: it is something else.
 
     >>> split_parts(join_parts([b"text", b"", b"states"]))
     [b'text', b'', b'states']
-
-    Raises:
-        ModelFileError: It is something else.
     """
     parts, start = list[bytes](), 0
     while start < len(data):

@@ -7,28 +7,22 @@ backend.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from attrs import frozen
 
 from augury.batch import Batch, check_batch
+from augury.blocks import ModelPlan
 from augury.devices import CPU
 from augury.errors import UnsupportedError
-from augury.interfaces import Backend, Model
+from augury.files.gguf import ModelFile
+from augury.interfaces import Backend, Model, Progress
 from augury.options import NoOptions
 from augury.passes import Pass, WrappedPass
-from augury.types import ModelInfo, StateSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from augury.blocks import ModelPlan
-    from augury.files.gguf import ModelFile
-    from augury.interfaces import Progress
-    from augury.types import Allocation, ModelOptions
+from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 
 @frozen(eq=False)
@@ -180,7 +174,6 @@ def _joined(specs: Sequence[StateSpec]) -> StateSpec:
 
 
 def _part(batch: Batch, model: Model, layers: tuple[int, int], hidden: np.ndarray | None, features: tuple[str, ...]) -> Batch:
-    """A stage's part of a pass: some of its layers."""
     is_whole = batch.part != "main" or layers == (0, model.info.n_layers)
     part = attrs.evolve(batch, layers=None if is_whole else layers, hidden=hidden, features=features)
     if model.state_spec.n_bytes_per_sequence:

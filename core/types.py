@@ -23,11 +23,7 @@ _INT32 = np.dtype(np.int32)
 
 
 def tokens_array(tokens: Any, what: str = "tokens are") -> np.ndarray:
-    """A read-only (n,) int32 copy of `tokens`, which may be any sequence of ints; `what` begins the error.
-
-    Raises:
-        ValueError: It is something else, or has an int that is no int32.
-    """
+    """A read-only (n,) int32 copy of a sequence of ints. Raises ValueError, which `what` begins: it is something else."""
     ints: Any
     try:
         if isinstance(tokens, np.ndarray) and tokens.dtype == _INT32 and tokens.ndim == 1:
@@ -127,11 +123,7 @@ class Draft:
     def __init__(
         self, tokens: Any = (), parents: Any = None, probabilities: Any = None, confidence: Any = None, evidence: Any = None
     ) -> None:
-        """Take sequences of numbers. Integers are copied; floats are not where they have their type already.
-
-        Raises:
-            ValueError: One of them holds something else.
-        """
+        """Take sequences of numbers: integers are copied, floats of another type, too. Raises ValueError: one has others."""
         self.__attrs_init__(
             tokens_array(tokens),
             None if parents is None else tokens_array(parents, "parents are"),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, get_type_hints
 import attrs
 
 from augury.cli.command_line import make_parser
+from augury.cli.drafter_flags import flag_of
 from augury.cli.foreign_flags import FOREIGN_FLAGS
-from augury.cli.option_flags import flag_of
 from augury.engine.params import RequestParams
 from augury.engine.request import Request
 from augury.options import options_of

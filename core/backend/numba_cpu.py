@@ -7,11 +7,7 @@ from augury.backends.numba_cpu.kernels.activation import (
     sigmoid as sigmoid,
     silu as silu,
 )
-from augury.backends.numba_cpu.kernels.cache_type import (
-    CachedRows as CachedRows,
-    cached_row as cached_row,
-    cell_of as cell_of,
-)
+from augury.backends.numba_cpu.kernels.cache_type import CachedRows as CachedRows, cached_row as cached_row, cell_of as cell_of
 from augury.backends.numba_cpu.kernels.compiler import (
     USELESS as USELESS,
     HelperCompiler as HelperCompiler,
@@ -49,17 +45,8 @@ from augury.backends.numba_cpu.kernels.step import (
     scratch_of as scratch_of,
     share as share,
 )
-from augury.backends.numba_cpu.kernels.struct import (
-    nested as nested,
-    pointer_to as pointer_to,
-    struct as struct,
-)
-from augury.backends.numba_cpu.kernels.team import (
-    Record as Record,
-    StridedRows as StridedRows,
-    own as own,
-    row_of as row_of,
-)
+from augury.backends.numba_cpu.kernels.struct import nested as nested, pointer_to as pointer_to, struct as struct
+from augury.backends.numba_cpu.kernels.team import Record as Record, StridedRows as StridedRows, own as own, row_of as row_of
 from augury.backends.numba_cpu.operations import (
     EMITTERS as EMITTERS,
     OperationEmitter as OperationEmitter,

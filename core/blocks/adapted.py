@@ -20,11 +20,10 @@ _Part = TypeVar("_Part", bound=HasParts)
 
 
 def with_adapters(plan: ModelPlan, adapters: Sequence[Adapter]) -> ModelPlan:
-    """A plan whose products have adapters, which `Batch.scales` counts in this order. Weights stay as they are.
+    """A plan whose products have adapters, in the order of `Batch.scales`; weights stay as they are.
 
-    Raises:
-        ModelFileError: An adapter has a tensor that the model lacks, or has in another shape.
-        UnsupportedError: It adapts a tensor that is no matrix of a product.
+    Raises ModelFileError: one adapts what the model lacks, or has in another shape. UnsupportedError: it is no matrix of a
+    product.
     """
     products = products_of(plan)
     for adapter in adapters:
@@ -61,7 +60,6 @@ def _check(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]], products: Co
 
 
 def _adapted(part: _Part, low_rank: Callable[[Linear], LowRank | None]) -> _Part:
-    """A part whose matrices have what is added to their products."""
     made: dict[str, Any] = {}
     for each in fields(type(part)):
         value = getattr(part, each.name)

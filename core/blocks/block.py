@@ -10,17 +10,14 @@ from attrs import field, fields, frozen
 
 from augury.errors import PluginError, UnsupportedError
 from augury.guard import describe
+from augury.lowering.attention import PositionChoice
 from augury.lowering.builder import Builder
-from augury.lowering.operation import HasKernels
-from augury.lowering.parts import Convolution, HasParts, LinearRecurrence
+from augury.lowering.operation import HasKernels, Value
+from augury.lowering.parts import Convolution, HasParts, LinearRecurrence, SequenceState
 from augury.lowering.rewrites import with_low_ranks
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from augury.lowering.attention import PositionChoice
-    from augury.lowering.operation import Value
-    from augury.lowering.parts import SequenceState
 
 
 @frozen
@@ -86,20 +83,14 @@ class Block(HasParts):
         return tuple(value.state for value in values if isinstance(value, Convolution | LinearRecurrence))
 
     def lower(self, build: Builder) -> None:  # noqa: ARG002 - for blocks that say it
-        """Say how the block is computed: write operations that read x, the residual stream, and add to it.
-
-        Raises:
-            UnsupportedError: It does not say.
-        """
+        """Write operations that read x, the residual stream, and add to it. Raises UnsupportedError: it does not say how."""
         raise UnsupportedError(f"block {type(self).__name__} does not say how it is computed; define its `lower`")
 
     def lowered(self, n_embd: int) -> Builder:
         """The operations that `lower` writes for rows of `n_embd` values, checked against each other and the block.
 
-        Raises:
-            PluginError: Operations have operands of other kinds than theirs, do not fit each other, or the block's states and
-                caches, or `lower` fails.
-            UnsupportedError: The block does not say how it is computed.
+        Raises PluginError: operands are of other kinds, do not fit each other or the block, or `lower` fails. UnsupportedError:
+        `lower`'s.
         """
         build, name, package = Builder(n_embd), type(self).__name__, type(self).__module__.partition(".")[0]
         try:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from attrs import frozen
 
 from augury.blocks.block import Block
+from augury.blocks.transformer import Attention, FeedForward
+from augury.lowering.builder import Builder
 from augury.lowering.operation import Value
 from augury.lowering.operations import Add, ConvolveBlock, InitStreams, Join, LookUp, Multiply, ReadHidden
-from augury.lowering.parts import Linear, Norm, Vector
-
-if TYPE_CHECKING:
-    from augury.blocks.transformer import Attention, FeedForward
-    from augury.lowering.builder import Builder
-    from augury.lowering.parts import BlockTensors
+from augury.lowering.parts import BlockTensors, Linear, Norm, Vector
 
 
 @frozen

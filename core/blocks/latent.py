@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from attrs import frozen
 
-from augury.blocks.block import Block
+from augury.blocks.block import Block, PositionIndexer
 from augury.lowering.attention import Attend, MultiplyHeads, PrepareLatents
+from augury.lowering.builder import Builder
 from augury.lowering.operations import Gate, Multiply
-from augury.lowering.parts import GateKind
-
-if TYPE_CHECKING:
-    from augury.blocks.block import PositionIndexer
-    from augury.lowering.builder import Builder
-    from augury.lowering.parts import Linear, Matrices, Norm, Rope, Temperature, Vector
+from augury.lowering.parts import GateKind, Linear, Matrices, Norm, Rope, Temperature, Vector
 
 
 @frozen
@@ -66,7 +60,6 @@ class LatentAttention(Block):
         return self.kv.n_out
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """Latent vectors and turned values, and the indexer's keys."""
         latents = (("cache_type_k", 1, self.cached_dim),)
         return latents if self.indexer is None else (*latents, *self.indexer.cached())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from attrs import evolve, frozen
 
@@ -13,10 +13,8 @@ from augury.blocks.drafting import AssistantInput, Convolved, DraftBlock, Inject
 from augury.blocks.latent import LatentAttention
 from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, SecondStream
 from augury.errors import CapacityError, OptionError, UnsupportedError
+from augury.lowering.parts import BlockTensors, Norm
 from augury.part import Part
-
-if TYPE_CHECKING:
-    from augury.lowering.parts import BlockTensors, Norm
 
 _Blocks = Block | tuple[Block, ...] | None
 
@@ -251,8 +249,7 @@ class ModelPlan:
     def for_context(self, n_ctx: int) -> ModelPlan:
         """The same for slots of `n_ctx` positions, which ropes may depend on, and without indexers that would choose all.
 
-        Raises:
-            CapacityError: The model has learned fewer positions.
+        Raises CapacityError: the model has learned fewer positions.
         """
         if (positions := self.embedding.positions) is not None and n_ctx > positions.n_out:
             raise CapacityError(
@@ -297,10 +294,8 @@ class ModelPlan:
         """Layers from `first` to before `end`, two `cuts` or ends, as a model of their own; the last layer is the output.
 
         The first stage embeds tokens; later ones are given hidden states, see `Batch.hidden`, and embed besides if their layers
-        make use of that. Those without the output give the feature of their last layer.
-
-        Raises:
-            UnsupportedError: It cannot be cut there.
+        make use of that. Those without the output give the feature of their last layer. Raises UnsupportedError: it cannot be
+        cut there.
         """
         cuts, n_layers = self.cuts(), len(self.layers)
         if odd := {first, end} - {0, *cuts, n_layers + 1}:
@@ -321,11 +316,7 @@ class ModelPlan:
         return part.with_blocks(lambda block: _moved(block, first))
 
     def check_start(self, first: int) -> None:
-        """Refuse a pass from a layer on that depends on more of earlier ones than the residual stream.
-
-        Raises:
-            OptionError: It attends to an earlier layer's choice of positions.
-        """
+        """Raise an OptionError if a pass from a layer on would attend to an earlier layer's choice of positions."""
         for mixer in (mixer for layer in self.layers[first:] if first for mixer in layer.mixers):
             if isinstance(mixer, LatentAttention):
                 if mixer.indexer is not None:

@@ -7,17 +7,13 @@ added with each token, and is read by a query.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from augury.blocks.block import Block
+from augury.lowering.builder import Builder
 from augury.lowering.operations import Activate, Constant, Convolve, Decay, DecayByKey, Gate, Multiply, Recur, ScaleToLength
-from augury.lowering.parts import Activation, GateKind
-
-if TYPE_CHECKING:
-    from augury.lowering.builder import Builder
-    from augury.lowering.parts import Convolution, Linear, LinearRecurrence, Norm, Vector
+from augury.lowering.parts import Activation, Convolution, GateKind, Linear, LinearRecurrence, Norm, Vector
 
 
 @frozen

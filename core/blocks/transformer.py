@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from attrs import frozen
 
-from augury.blocks.block import Block
+from augury.blocks.block import Block, PositionIndexer
 from augury.lowering import operations as op
 from augury.lowering.attention import Attend
+from augury.lowering.builder import Builder
 from augury.lowering.operation import Value
-from augury.lowering.parts import Experts, GateKind, HasParts, Linear, Preparation
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.blocks.block import PositionIndexer
-    from augury.lowering.builder import Builder
-    from augury.lowering.parts import Activation, BlockTensors, Integers, Matrices, Norm, Rope, Router, Temperature, Vector
+from augury.lowering.parts import (
+    Activation,
+    BlockTensors,
+    Experts,
+    GateKind,
+    HasParts,
+    Integers,
+    Linear,
+    Matrices,
+    Norm,
+    Preparation,
+    Rope,
+    Router,
+    Temperature,
+    Vector,
+)
 
 
 @frozen
@@ -53,7 +62,6 @@ class Embedding(Block):
         return (*rows, *super().tensors())
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`: its output is the first x."""
         if self.weight is None:
             return
         x = build.add(op.LookUp, Linear(self.weight, self.n_embd, self.n_vocab), self.scale)
@@ -117,7 +125,6 @@ class Attention(Block):
         return self.embedded_norm is not None
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """Keys and values, and the indexer's keys; nothing if another layer keeps them."""
         if self.source is not None:
             return ()
         n, indexer = self.n_kv_heads, self.indexer
@@ -270,7 +277,6 @@ class MixtureOfExperts(Block):
     sum_norm: Norm | None = None  # of the experts' sum, before anything is added
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`: every norm of x is read before the next."""
         router, shared, other = self.router, self.shared, None
         if router.is_early:
             logits = self._logits(build, build.normalize(build.before, None))
@@ -359,7 +365,6 @@ class Output(Block):
     given: Linear | None = None  # of norm(x): the feature `output`; None: norm(x) itself
 
     def lower(self, build: Builder) -> None:
-        """See `Block.lower`: it makes logits of x."""
         x, norm = build.x, self.norm
         if norm is not None and norm.weight_shape is not None:  # by groups of values
             x, norm = build.normalize(build.normalize(x, None), norm), None

@@ -1,8 +1,10 @@
 """The command line `augury`, and the parts of commands: flags, loading, prompts, tables and output."""
 
 from augury.cli.drafter_flags import (
+    add_option_flag as add_option_flag,
     drafter_of_model as drafter_of_model,
     drafter_options as drafter_options,
+    flag_of as flag_of,
     leave_out_unused as leave_out_unused,
     names_in_use as names_in_use,
     takes_draft_model as takes_draft_model,
@@ -23,9 +25,7 @@ from augury.cli.model_flags import (
     overrides_of as overrides_of,
     placement_words as placement_words,
 )
-from augury.cli.option_flags import add_option_flag as add_option_flag, flag_of as flag_of
 from augury.cli.parser import (
-    FlagsAction as FlagsAction,
     Parser as Parser,
     converted as converted,
     count as count,

@@ -223,7 +223,7 @@ _N_PREDICT = 1024  # small models repeat themselves until the context is full
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("chat", help="talk with a model", description="Talk with a model; /help lists commands.")
+    parser = subparsers.add_parser("chat", description="Talk with a model; /help lists commands.")
     add_model_flags(parser, registry, argv, n_slots=None)
     add_cache_flags(parser)
     parser.foreign = FOREIGN_FLAGS_IN_CHAT

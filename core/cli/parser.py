@@ -9,19 +9,16 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from augury.cli.foreign_flags import ForeignFlag
 from augury.cli.report import say
 from augury.errors import OptionError
-from augury.options import nearest, similar
-
-if TYPE_CHECKING:
-    from augury.cli.foreign_flags import ForeignFlag
+from augury.options import EXPECTED, nearest, similar
 
 _NUMBER = re.compile(r"-\.?\d.*")
 _GLUED = re.compile(r"(-[A-Za-z]+)(\d.*)")
 _VARIABLE = re.compile(r"LLAMA_(ARG_.+|API_KEY)")  # in place of a flag, for llama.cpp
-_EXPECTED = {int: "a whole number", float: "a number"}
 T = TypeVar("T")
 
 
@@ -59,17 +56,13 @@ def counts(*, least: int) -> Callable[[str], tuple[int, ...]]:
 
 
 def converted(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
-    """The value of a flag, given as `text`, by a type in argparse's sense.
-
-    Raises:
-        OptionError: The value is of another type; the message says what the type's `ArgumentTypeError` says.
-    """
+    """The value of a flag, given as `text`, by a type in argparse's sense. Raises OptionError: it is of another type."""
     try:
         return kind(text)
     except argparse.ArgumentTypeError as error:
         expected = str(error)
     except ValueError:
-        expected = _EXPECTED.get(kind, "another value")  # type: ignore[call-overload]
+        expected = EXPECTED.get(kind, "another value")
     raise OptionError(f"{flag} is {text!r}, expected {expected}")
 
 
@@ -82,8 +75,6 @@ class FlagsAction(argparse.Action):
 
 
 class _HelpAll(argparse.Action):
-    """Describes every flag."""
-
     def __call__(self, parser: Any, _namespace: Any, _values: Any, _flag: str | None = None) -> None:
         sys.stdout.write(parser.format_help(is_whole=True))
         parser.exit()
@@ -94,8 +85,8 @@ def add_flag(
 ) -> None:
     """Add a flag, declared as help shows it: `--json`, `-n --n-predict N`, or `-f --file FILE ...` for one that repeats.
 
-    A flag without the name of a value is a switch. `text` is the help, `kind` the value's type in argparse's sense, None for a
-    text; the rest are further arguments of argparse's `add_argument`.
+    One without the name of a value is a switch. `text` is the help, `kind` argparse's type of the value, None for a text; the
+    rest are further arguments of argparse's `add_argument`.
     """
     words = flags.split()
     names, values = [word for word in words if word[0] == "-"], [word for word in words if word[0] != "-"]
@@ -106,6 +97,14 @@ def add_flag(
     elif more.keys().isdisjoint({"action", "choices"}):
         more["action"] = "store_true"
     container.add_argument(*names, help=text, **more)
+
+
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg] # noqa: SLF001 - argparse offers no other way
+    def add_parser(self, name: str, **kwargs: Any) -> Any:
+        """See `argparse`; unless it is said, a command's help is its description up to the first stop, colon or semicolon."""
+        begin = re.split("[.:;]", kwargs["description"])[0]
+        kwargs.setdefault("help", begin[0].lower() + begin[1:])
+        return super().add_parser(name, **kwargs)
 
 
 class _Group(argparse._ArgumentGroup):  # noqa: SLF001 - argparse offers no other way
@@ -138,6 +137,10 @@ class Parser(argparse.ArgumentParser):
         """See `argparse`; groups have the method `flag`, too."""
         self._action_groups.append(group := _Group(self, *args, **kwargs))
         return group
+
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        """See `argparse`; commands need no help beside their description."""
+        return super().add_subparsers(action=_Commands, **kwargs)
 
     @property
     def flags(self) -> dict[str, argparse.Action]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import asdict
 
-from augury.cli.option_flags import flags_of
+from augury.cli.drafter_flags import flags_of
 from augury.cli.report import align_rows, fold, print_json, print_lines
 from augury.devices import CPU, DeviceInfo
 from augury.errors import PluginError
@@ -19,11 +19,8 @@ from augury.registry import FunctionRecord, PluginRecord, Registry
 
 def add_parser(subparsers: Any, registry: Registry) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
-        "plugins",
-        help="list plugins and their options",
-        description="List plugins, by the names that --spec-type, --backend and --memory take, and their options.",
-    )
+    told = "List plugins and their options: by the names that --spec-type, --backend and --memory take."
+    parser = subparsers.add_parser("plugins", description=told)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="a kind, such as drafter, a plugin or a package; all by default"
     )

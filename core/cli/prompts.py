@@ -66,15 +66,12 @@ def add_prompt_flags(parser: Parser, default: str = "standard input") -> None:
 
 
 def read_prompts(args: argparse.Namespace) -> list[Prompt]:
-    """All prompts of a command line: those of `-p`, then of `--prompt-tokens`, then of `-f`, its bad lines among them.
-
-    Raises:
-        AuguryError: A file cannot be read, or there is no prompt at all.
-    """
+    """All prompts of a command line: those of `-p`, of `--prompt-tokens`, and of `-f`. Raises AuguryError: there are none."""
     prompts = [Prompt(text=text) for text in args.prompt]
     prompts += [Prompt(tokens=tokens) for tokens in args.prompt_tokens]
     for name in args.file:
-        prompts += _from_input() if name == "-" else _from_file(Path(name))
+        is_lines = Path(name).suffix in {".jsonl", ".ndjson"}
+        prompts += _from_input() if name == "-" else _from_text(read_text(name), name, is_lines=is_lines)
     if not prompts and not args.file:
         prompts = _from_input()
     if not prompts:
@@ -116,10 +113,6 @@ def _from_input() -> list[Prompt]:
     if sys.stdin.isatty():
         say("reading a prompt from the terminal; end it with Ctrl-D")
     return _from_text(read_text(sys.stdin), "standard input", is_lines=False)
-
-
-def _from_file(path: Path) -> list[Prompt]:
-    return _from_text(read_text(path), str(path), is_lines=path.suffix in {".jsonl", ".ndjson"})
 
 
 def _from_text(text: str, where: str, *, is_lines: bool) -> list[Prompt]:

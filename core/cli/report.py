@@ -257,11 +257,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 
 def check_page(path: Path) -> None:
-    """See that a page can be written, and takes the place of no other file, but perhaps of an earlier page.
-
-    Raises:
-        AuguryError: It cannot, or would.
-    """
+    """See that a page can be written, in place of an earlier page alone. Raises AuguryError: it cannot, or would not be."""
     check_writable(path, "--html")
     if path.exists() and path.stat().st_size:
         with path.open("rb") as file:

@@ -161,8 +161,6 @@ def _first_line(plugin: type[Any]) -> str:
 
 
 class _SetSamplers(argparse.Action):
-    """Keeps the names of samplers."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         names = []
         for text in values if self.metavar == "LETTERS" else filter(None, values.split(";")):
@@ -211,11 +209,7 @@ def with_system(messages: Messages, text: str) -> list[dict[str, Any]]:
 
 
 def template_of(args: argparse.Namespace) -> str | None:
-    """The chat template of the flags, which can write a plain question; None without them.
-
-    Raises:
-        OptionError: It is no template, or is broken.
-    """
+    """The chat template of the flags, None without them. Raises OptionError: it is broken, or cannot write a plain question."""
     from augury.text.chat_template import ChatTemplate
 
     flag, source = "--chat-template", args.chat_template
@@ -238,13 +232,7 @@ def template_of(args: argparse.Namespace) -> str | None:
 
 
 def named_template(name: str) -> str:
-    """The Jinja source of a template of `chat_templates.toml`.
-
-    Raises:
-        OptionError: None has that name.
-
-    Source: llama.cpp's `llm_chat_apply_template`.
-    """
+    """The Jinja source of a template of `chat_templates.toml`. Source: llama.cpp's `llm_chat_apply_template`."""
     known = tomllib.loads(files("augury.cli").joinpath("chat_templates.toml").read_text(encoding="utf-8"))
     if name not in known:
         raise OptionError(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("run", help="continue a prompt, or several at once", description="Continue prompts.")
+    parser = subparsers.add_parser("run", description="Continue a prompt, or several at once.")
     add_prompt_flags(parser)
     request_flags.add_system_flags(parser, "a system prompt before each prompt, which implies --chat")
     request_flags.add_template_flags(parser)
@@ -107,10 +107,7 @@ def _write_and_print(engine: Engine, writer: TokenWriter, results: Sequence[Resu
 def _submitted(
     engine: Engine, prompts: Iterable[Prompt], params: Mapping[str, Any], n_ahead: int
 ) -> Iterator[tuple[Prompt, Running | AuguryError]]:
-    """Yield each prompt with its request, or with the error that it has instead.
-
-    At most `n_ahead` prompts run or wait in the engine beside the one that is shown.
-    """
+    """Yield each prompt with its request, or its error; `n_ahead` at most run or wait beside the one that is shown."""
     ahead: deque[tuple[Prompt, Running | AuguryError]] = deque()
     for prompt in prompts:
         try:

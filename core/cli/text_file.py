@@ -13,11 +13,7 @@ _MAX_SIZE = 2**28  # characters of a text or of a line: several times the longes
 
 
 def read_text(source: str | Path | TextIO) -> str:
-    """The text of a file, without a byte order mark, or of standard input.
-
-    Raises:
-        AuguryError: It cannot be read, or is larger than any prompt; devices such as /dev/zero have no end.
-    """
+    """The text of a file, without a byte order mark, or of standard input. Raises AuguryError: it is none, or too large."""
     if not isinstance(source, str | Path):
         return _read(source.read, "standard input")
     try:

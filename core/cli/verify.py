@@ -31,8 +31,7 @@ def add_parser(subparsers: Any, registry: Registry, _: Sequence[str]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "verify",
-        help="check the receipt of a text",
-        description="Compute the texts of receipts once more, in large passes, and say whether they are equal to the bit. "
+        description="Check the receipts of texts: compute these once more, in large passes, and say if they are equal. "
         "Backend and settings are those of the receipt, which augury run --receipt writes.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a receipt in each line")
@@ -66,7 +65,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _receipts_in(path: Path) -> dict[int, Receipt]:
-    """By the numbers of their lines."""
     found = dict[int, Receipt]()
     for number, line in numbered_lines(read_text(path)):
         try:

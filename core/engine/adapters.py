@@ -15,26 +15,18 @@ Scales = tuple[float, ...]
 
 
 class Adapters:
-    """Adapters, and their scales.
-
-    Attributes:
-        loaded: Those that there are; a request names them by their place here.
-        scales: How much each counts unless a request says otherwise.
-        of_slots: (n_slots, adapters) float32, how much each counts in a slot, see `Batch.scales`; None without any.
-    """
+    """Adapters, which requests name by their places, and how much each counts unless a request says otherwise."""
 
     def __init__(self, loaded: Sequence[Adapter] = (), scales: Scales = (), n_slots: int = 1) -> None:
         self.loaded, self.scales = tuple(loaded), scales
+        # how much each counts in a slot, see `Batch.scales`
         self.of_slots = np.zeros((n_slots, len(loaded)), np.float32) if loaded else None
 
     @classmethod
     def open(cls, lora: Any, n_slots: int, architecture: str) -> Adapters:
-        """The adapters of `Engine.load`'s argument.
+        """The adapters of `Engine.load`'s argument; errors are those of `Adapter.open`.
 
-        Raises:
-            OptionError: It has another form.
-            ModelFileError: A file is no adapter, or one of a model of another architecture.
-            UnsupportedError: It is of a kind that augury cannot apply.
+        Raises OptionError: it has another form. ModelFileError: an adapter is of a model of another architecture.
         """
         pairs = list(lora.items()) if isinstance(lora, Mapping) else [lora] if isinstance(lora, str | Path) else [*(lora or ())]
         pairs = [(each, 1.0) if isinstance(each, str | Path) else each for each in pairs]
@@ -46,12 +38,9 @@ class Adapters:
         return cls(loaded, tuple(float(scale) for _, scale in pairs), n_slots)
 
     def choose(self, lora: Any) -> Scales:
-        """The scales of a list of `{"id": 0, "scale": 1.0}`, in which adapters that it does not name count nothing.
+        """The scales of a list of `{"id": 0, "scale": 1.0}`, in which others count nothing; of None the default ones.
 
-        None: the default ones.
-
-        Raises:
-            OptionError: It is no such list, or there is no such adapter.
+        Raises OptionError: it is no such list, or there is no such adapter.
         """
         if lora is None:
             return self.scales

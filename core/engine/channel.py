@@ -84,9 +84,7 @@ class Channel:
     def take(self) -> Token | None:
         """The next token if it is there already, else None.
 
-        Raises:
-            StopIteration: All tokens were taken, and the request has ended.
-            AuguryError: The same, and it failed.
+        Raises StopIteration: all tokens were taken, and the request has ended. AuguryError: the same, and it failed.
         """
         outcome = self.outcome  # looked at first, for tokens come before it
         if self.has_token:

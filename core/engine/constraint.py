@@ -18,14 +18,10 @@ ChosenConstraint = tuple[type[Constraint], Any]
 
 
 def choose_constraint(registry: Registry, params: dict[str, Any]) -> ChosenConstraint | None:
-    """The constraint that a request asks for, and its options; None for none.
+    """The constraint that a request asks for, with its options, taken out of `params`; None for none.
 
-    Taken out of `params` are `constraint`, which is None, `"name:key=value,..."` or `{"name": {"key": value, ...}}`, and the
-    constraints' own keywords.
-
-    Raises:
-        OptionError: There is no such constraint, it is not of that form, an option is unknown or out of range, or two
-            constraints are asked for.
+    It is asked for by a constraint's keyword, or by `constraint`: `"name:key=value,..."` or `{"name": {"key": value, ...}}`.
+    Raises OptionError: there is no such constraint or option, a value is out of range, or two are asked for.
     """
     keywords = {found.keyword: found for found in registry.constraints.values() if found.keyword is not None}
     asked = {name: params.pop(name, None) for name in ("constraint", *keywords)}
@@ -57,11 +53,7 @@ class ConstraintGuard:
     """The constraint of one request as the engine sees it: it follows the output, and every failure names the plugin."""
 
     def __init__(self, choice: ChosenConstraint, session: ConstraintSession, timeout_s: float) -> None:
-        """Make the constraint, whose calls may take `timeout_s`.
-
-        Raises:
-            AuguryError: Its refusal; a `PluginError` if it fails in another way.
-        """
+        """Make the constraint, whose calls may take `timeout_s`. Raises AuguryError: its refusal, or that it failed."""
         constraint, options = choice
         self.name = constraint.name
         self.n_complete: int | None = None  # tokens of the output after which nothing may follow; None while it is not complete
@@ -79,13 +71,9 @@ class ConstraintGuard:
             raise self._failed("__init__", error) from error
 
     def allowed(self, history: np.ndarray, n_emitted: int) -> np.ndarray | None:
-        """Which tokens may follow `history` (h,) int32, of which the last `n_emitted` are output; these never get fewer.
+        """Which tokens (V,) bool may follow `history` (h,) int32, of which the last `n_emitted`, never fewer, are output.
 
-        Returns:
-            (V,) bool; None after the end, where any may follow, because nothing of it will be emitted.
-
-        Raises:
-            PluginError: A method of the constraint failed.
+        None after the end, where any may follow, because nothing of it will be emitted. Raises PluginError: a method failed.
         """
         self.follow(history, n_emitted)
         if self._is_over:
@@ -107,19 +95,11 @@ class ConstraintGuard:
         return is_complete
 
     def forced(self, limit: int) -> list[int]:
-        """The tokens that must follow the output as far as it was followed, `limit` at most.
-
-        Raises:
-            PluginError: The constraint failed.
-        """
-        return [] if self._is_over else self._call("forced", lambda: _checked_tokens(self._constraint.forced(limit), limit))
+        """The tokens that must follow the output as far as it was followed, `limit` at most; errors as of `allowed`."""
+        return [] if self._is_over else self._call("forced", lambda: list(map(int, self._constraint.forced(limit)))[:limit])
 
     def n_allowed(self, tokens: list[int]) -> int:
-        """How many of these tokens may follow the output as far as it was followed.
-
-        Raises:
-            PluginError: The constraint failed.
-        """
+        """How many of these tokens may follow the output as far as it was followed; errors as of `allowed`."""
         return (
             0 if self._is_over else self._call("n_allowed", lambda: _checked_count(self._constraint.n_allowed(tokens), tokens))
         )
@@ -159,7 +139,3 @@ def _checked_count(n: Any, tokens: Sequence[int]) -> int:
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 <= n <= len(tokens):
         raise ValueError(f"returned {n!r}, expected a number of tokens from 0 to {len(tokens)}")
     return int(n)
-
-
-def _checked_tokens(tokens: Sequence[int], limit: int) -> list[int]:
-    return [int(token) for token in tokens][:limit]

@@ -46,10 +46,7 @@ class VerifiedDraft:
 def log_draft(
     sequence: RunningSequence, choice: VerifiedNodes, accepted: Accepted, n_emitted: int, logits: Pass, first_row: int
 ) -> None:
-    """Log a draft that was verified: the tokens of `accepted`, see `RunningSequence.verify`, that were emitted, and the others.
-
-    The history's row of the pass is `first_row`.
-    """
+    """Log a verified draft; the history's row is `first_row`, and of `accepted` the first `n_emitted` were emitted."""
     draft, chances = choice.draft, choice.proposals.tree.chances
     path = list(accepted.path)[: n_emitted - 1]
     reached = [-1, *path]  # the places after which the target chose

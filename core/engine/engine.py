@@ -26,7 +26,7 @@ from augury.engine.receipts import Receipts
 from augury.engine.request import Request, make_request
 from augury.engine.sequence import RunningSequence
 from augury.engine.session import EngineSession
-from augury.engine.slot_files import SavedSlot
+from augury.engine.slots import SavedSlot
 from augury.engine.stats import EngineStats
 from augury.engine.worker import Answer, Worker
 from augury.errors import ModelFileError, OptionError, UnsupportedError
@@ -299,13 +299,9 @@ class Engine(Receipts, Evaluations):
     def replace_draft_model(self, draft_model: str | Path) -> None:
         """Let another draft model or head of the same kind draft in all requests from the next one on.
 
-        It is loaded between two rounds, and no text changes. Requests that run keep the one before, which is closed after them.
-
-        Args:
-            draft_model: Another file than the one in use.
-
-        Raises:
-            AuguryError: As `load` does; or no drafter has a draft model, or its other traits differ. Then the one before stays.
+        Its file is not in use. It is loaded between two rounds, and no text changes. Requests that run keep the one before,
+        which is closed after them. Raises AuguryError: as `load` does; or no drafter has a draft model, or its other traits
+        differ. Then the one before stays.
         """
         self._worker.do(self._replace_draft_model, str(draft_model))
 

@@ -345,7 +345,6 @@ def _reading(
 
 
 def _checked_rows(rows: Any, n: int) -> np.ndarray:
-    """Positions in a text of n tokens, in any order; None for all."""
     wanted = np.arange(n) if rows is None else np.asarray(rows).reshape(-1)
     wanted = wanted if len(wanted) else wanted.astype(np.int64)  # an empty list has no type of its own
     if wanted.dtype.kind not in "iu" or ((wanted < 0) | (wanted >= n)).any():

@@ -102,9 +102,7 @@ class Generation(ABC):
     def tokenize(self, text: str) -> list[int]:
         """The token ids of a text, as a prompt has them; it may be longer than the context.
 
-        Raises:
-            OptionError: It is no text.
-            UnsupportedError: The model has no tokenizer.
+        Raises OptionError: it is no text. UnsupportedError: the model has no tokenizer.
         """
         if not isinstance(text, str):
             raise OptionError(f"text is {text!r:.80}, expected a str")
@@ -115,8 +113,7 @@ class Generation(ABC):
     def detokenize(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of token ids, without control tokens unless `skip_special` is False.
 
-        Raises:
-            AuguryError: The model has no tokenizer, or a token is outside its vocabulary.
+        Raises AuguryError: the model has no tokenizer, or a token is outside its vocabulary.
         """
         if self.tokenizer is None:
             raise UnsupportedError("the model has no tokenizer, so its tokens have no text")

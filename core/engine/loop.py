@@ -22,8 +22,7 @@ from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
 from augury.engine.round_pass import BegunPass, RoundPass, RoundRecord, ScheduledInput, emit_chain, n_chained
 from augury.engine.sequence import RunningSequence
-from augury.engine.slot_files import SavedSlot
-from augury.engine.slots import Slots
+from augury.engine.slots import SavedSlot, Slots
 from augury.engine.stats import EngineCounter, EngineStats, log_request
 from augury.errors import AuguryError, LostDeviceError
 from augury.guard import guarded, on_error, warn

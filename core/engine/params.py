@@ -104,8 +104,7 @@ class RequestParams(TypedDict, total=False):
         "over it, on the engine's thread",
     ]
     hidden_states: Annotated[
-        Sequence[str] | None,
-        "the [hidden states](library.md#embeddings) to hand to `on_hidden_states`, by their names",
+        Sequence[str] | None, "the [hidden states](library.md#embeddings) to hand to `on_hidden_states`, by their names"
     ]
     on_hidden_states: Annotated[
         Callable[[int, np.ndarray, Mapping[str, np.ndarray]], object] | None,

@@ -34,16 +34,10 @@ class Perplexity:
 
 
 def windows_of(tokens: np.ndarray, window: int, n_windows: int | None, bos: int | None) -> np.ndarray:
-    """The windows of a text, (n, window) int32: equal parts of it, without the rest.
+    """The windows of a text (T,) int32: its first `n_windows` equal parts, (n, window) int32, or all, without the rest.
 
-    Args:
-        tokens: (T,) int32.
-        window: Tokens of one, at least 4.
-        n_windows: How many to take at most, the first ones; None: all.
-        bos: A token that takes the place of each window's first one; None: none does.
-
-    Raises:
-        OptionError: The window is too small, or the text is shorter than one.
+    With `bos` that takes the place of each window's first token. Raises OptionError: a window has fewer than 4, or the text
+    fewer than that.
     """
     n = len(tokens) // check_count("window", window, 4)
     if not n:

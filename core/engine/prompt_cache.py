@@ -132,11 +132,7 @@ class PromptCache:
                 yield n, block
 
     def _parts(self, block: KeptBlock) -> list[bytes]:
-        """The tokens of a block, the states of their positions, and that of the sequence.
-
-        Raises:
-            ModelFileError: Its file is damaged, or another one.
-        """
+        """A block's tokens, the states of their positions, and that of the sequence. Raises ModelFileError: its file is bad."""
         if block.data is not None:
             return split_parts(block.data)
         assert self._files is not None
@@ -197,12 +193,10 @@ class PromptCache:
     # All that is kept
 
     def _give_up(self, error: BaseException) -> None:
-        """The memory manager or the backend cannot do this, or fails in it."""
         self._is_able = False
         warn("augury.engine.prompt_cache", "prompts are no longer kept", error)
 
     def _look_at_files(self) -> None:
-        """Learn what this process and others have written and removed."""
         there = None if self._files is None else self._files.listing()
         if there is None:
             return
@@ -219,7 +213,6 @@ class PromptCache:
                 self._files.touch(block)
 
     def _make_room(self, newest: KeptBlock) -> None:
-        """Let go of what is worth least in memory; files stay."""
         now = time()
         while self._n_held > self._n_most:
             held = [each for each in self._blocks.values() if each.data is not None]

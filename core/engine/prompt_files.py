@@ -56,12 +56,7 @@ class KeptBlock:
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
-        """The block in a file, by its name.
-
-        Raises:
-            ValueError: It is another file.
-            OSError: It is gone.
-        """
+        """The block in a file, by its name. Raises ValueError: it is another file. Raises OSError: it is gone."""
         name, parent, n, cost = path.name.removesuffix(_SUFFIX).split("-")
         status = path.stat()
         return cls(name, parent, int(n), int(cost), status.st_size, status.st_mtime)
@@ -89,12 +84,7 @@ class PromptFiles:
     """The files of one model's kept blocks. The thread that writes them is its own; everything else is for one other thread."""
 
     def __init__(self, identity: str, n_mib: int | None) -> None:
-        """Begin with the files that are there.
-
-        Args:
-            identity: Of the program, the model, and how it was loaded.
-            n_mib: What the files of all models may take; None: a tenth of what is free beside them.
-        """
+        """Begin with the files of this program and model. Those of all models may take `n_mib`, or a tenth of what is free."""
         self._root = cache_folder("prompts")
         self._folder = self._root / blake2b(identity.encode(), digest_size=16).hexdigest()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -134,11 +124,7 @@ class PromptFiles:
         return (self._folder / block.file_name).exists()
 
     def read(self, block: KeptBlock) -> list[bytes]:
-        """The parts of a block's file.
-
-        Raises:
-            ModelFileError: It is damaged, or another one, or cannot be read.
-        """
+        """The parts of a block's file. Raises ModelFileError: it is damaged, or another one, or cannot be read."""
         parts = split_parts(self._read(block))
         if len(parts) != _N_PARTS or block_name(block.parent, parts[0]) != block.name:
             raise ModelFileError(f"{self._folder / block.file_name}: is damaged, or no kept prompt of this name")

@@ -12,16 +12,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from augury.engine.generation import Generation
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.receipt import Receipt, Verification
-
-if TYPE_CHECKING:
-    from augury.registry import Registry
+from augury.registry import Registry
 
 _VERSIONS = ("augury", "numba", "llvmlite")  # which kernels are compiled from and by
 SETTINGS = ("n_ctx", "cache_type_k", "cache_type_v", "override_kv", "placement")
@@ -46,12 +44,9 @@ class Receipts(Generation):
     def verify(self, receipt: Receipt | Mapping[str, Any]) -> Verification:
         """Compute a receipt's text once more, and say whether it is the same to the bit.
 
-        An engine loaded with `drafting_to_verify` takes 64 tokens at once.
-
-        Raises:
-            UnsupportedError: It cannot be checked here: the model's file, a setting, the backend, the instruction set or a
-                version is another one.
-            AuguryError: It is no receipt, or names a parameter that does not exist.
+        An engine loaded with `drafting_to_verify` takes 64 tokens at once. Raises UnsupportedError: the model's file, a
+        setting, the backend, the instruction set or a version is another one. AuguryError: it is no receipt, or names an
+        unknown parameter.
         """
         receipt = receipt if isinstance(receipt, Receipt) else Receipt.from_json(receipt)
         self._check_same(receipt)

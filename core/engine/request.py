@@ -39,10 +39,6 @@ def _count(least: int, default: int | None = None) -> Any:
     return _given(lambda name, value: default if value is None else check_count(name, value, least), default)
 
 
-def _checked_limit(name: str, value: Any) -> int | None:
-    return None if value is None or value == -1 else check_count(name, value)
-
-
 def _flag(*, default: bool = False) -> Any:
     return _given(_checked_flag, default)
 
@@ -97,7 +93,7 @@ class Request:
     receipt: Mapping[str, Any] | None = None  # the fields of a `Receipt` that are known before; None: none is asked for
 
     id: str = _given(_checked_id)
-    max_tokens: int | None = _given(_checked_limit)
+    max_tokens: int | None = _given(lambda name, value: None if value in (None, -1) else check_count(name, value))
     min_tokens: int = _count(0, 0)
     stop: tuple[str, ...] = _several(
         "a text or a list of texts that are not empty", lambda each: _is_text(each) and each, may_be_one=True
@@ -135,11 +131,9 @@ _OF_PYTHON = {"logits_processors", "on_prompt", "hidden_states", "on_hidden_stat
 
 
 def checked_tokens(prompt: Any, n_vocab: int, *, n_ctx: int | None) -> np.ndarray:
-    """A prompt's tokens, (p,) int32, checked against a model.
+    """A prompt's tokens, (p,) int32. Raises OptionError: there are none, or others than a vocabulary's.
 
-    Raises:
-        OptionError: They are no token ids, none at all, or outside the vocabulary.
-        PromptTooLongError: They do not fit into a sequence of `n_ctx`; None: any number does.
+    Raises PromptTooLongError: they do not fit into a sequence of `n_ctx`; None: any number does.
     """
     tokens = _ids(prompt, "the prompt", n_vocab)
     if len(tokens) == 0:
@@ -167,13 +161,9 @@ def make_request(
     adapters: Adapters | None = None,
     features: Collection[str] = (),
 ) -> Request:
-    """A request from checked token ids and the keyword arguments of `generate` and `stream`, which `RequestParams` has.
+    """A request from checked token ids and `RequestParams`; `text` is the prompt as it was given, if that was a text.
 
-    `text` is the prompt as it was given, if that was a text.
-
-    Raises:
-        OptionError: An argument is unknown, has the wrong type or is out of range.
-        UnsupportedError: It needs a tokenizer, and there is none.
+    Raises OptionError: an argument is unknown, has the wrong type or is out of range. UnsupportedError: there is no tokenizer.
     """
     rest = dict(params)
     sampling = SamplingParams(**{key: rest.pop(key) for key in _OF_SAMPLING if key in rest})

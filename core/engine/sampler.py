@@ -20,25 +20,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from augury.engine import sampling_step as samplers
 from augury.engine.constraint import ConstraintGuard
-from augury.engine.sampling_step import (
-    Adjustment,
-    Breakers,
-    Dry,
-    Mirostat,
-    Penalties,
-    SamplingStep,
-    best_first,
-    best_places,
-    dynamic_temperature,
-    min_p,
-    temperature,
-    top_k,
-    top_n_sigma,
-    top_p,
-    typical,
-    xtc,
-)
+from augury.engine.sampling_step import Adjustment, Breakers, Mirostat, SamplingStep, best_first, best_places
 from augury.errors import OptionError, PluginError, UnsupportedError
 from augury.guard import describe
 from augury.passes import ArrayPass, Pass
@@ -53,24 +37,26 @@ def _steps(
     params: SamplingParams, breakers: Breakers, infill: SamplingStep | None, chance: Callable[[int], float]
 ) -> dict[str, SamplingStep]:
     """The samplers that change something, by name, in their order."""
-    penalties = Penalties(params.repeat_penalty, params.presence_penalty, params.frequency_penalty, params.repeat_last_n)
-    dry = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_penalty_last_n, breakers)
+    penalties = samplers.Penalties(
+        params.repeat_penalty, params.presence_penalty, params.frequency_penalty, params.repeat_last_n
+    )
+    dry = samplers.Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_penalty_last_n, breakers)
     has_xtc = params.xtc_probability > 0.0 and params.xtc_threshold <= 0.5
     has_range = params.dynatemp_range > 0.0 and not params.mirostat
     heat = (
-        dynamic_temperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
+        samplers.dynamic_temperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
         if has_range
-        else temperature(params.temperature)
+        else samplers.temperature(params.temperature)
     )
     known: dict[str, SamplingStep | None] = {
         "penalties": None if penalties.is_neutral else penalties,
         "dry": None if dry.is_neutral else dry,
-        "top_n_sigma": top_n_sigma(params.top_n_sigma) if params.top_n_sigma > 0.0 else None,
-        "top_k": top_k(params.top_k) if params.top_k > 0 else None,
-        "typ_p": typical(params.typical_p) if params.typical_p < 1.0 else None,
-        "top_p": top_p(params.top_p) if params.top_p < 1.0 else None,
-        "min_p": min_p(params.min_p) if params.min_p > 0.0 else None,
-        "xtc": xtc(params.xtc_probability, params.xtc_threshold, chance) if has_xtc else None,
+        "top_n_sigma": samplers.top_n_sigma(params.top_n_sigma) if params.top_n_sigma > 0.0 else None,
+        "top_k": samplers.top_k(params.top_k) if params.top_k > 0 else None,
+        "typ_p": samplers.typical(params.typical_p) if params.typical_p < 1.0 else None,
+        "top_p": samplers.top_p(params.top_p) if params.top_p < 1.0 else None,
+        "min_p": samplers.min_p(params.min_p) if params.min_p > 0.0 else None,
+        "xtc": samplers.xtc(params.xtc_probability, params.xtc_threshold, chance) if has_xtc else None,
         "temperature": heat if has_range or params.temperature != 1.0 else None,
         "infill": infill,
     }
@@ -87,18 +73,7 @@ _N_TRIED = 128  # if it forbids too many of them, so many are; then all that it 
 
 
 class Sampler:
-    """Draws the tokens of one request.
-
-    Attributes:
-        params: How, with the seed in force.
-        is_plain_argmax: Whether every token but the early ones is its row's argmax, so that a whole pass can be chosen in one
-            call.
-        is_best_allowed: The same but for rows whose argmax is forbidden.
-        follows_text: Whether a constraint or mirostat goes along with the text, so that tokens must be asked for in the order
-            of their indices, each after the tokens that are emitted before it.
-        error: Why no token could be chosen at the last place asked for, where a constraint or a logits processor is the reason.
-        drawn_from: By index, the distributions of tokens, if they are kept; certain tokens may have none.
-    """
+    """Draws the tokens of one request, as `params` say, with the seed in force."""
 
     def __init__(
         self,
@@ -132,8 +107,8 @@ class Sampler:
             raise OptionError("logit_bias forbids every token of the vocabulary; leave at least one that is no end token")
         seed = secrets.randbits(63) if params.seed is None else params.seed
         self.params = params if params.seed == seed else attrs.evolve(params, seed=seed)
-        self.error: Exception | None = None
-        self.drawn_from: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.error: Exception | None = None  # why a constraint or processor left no token at the last place asked for
+        self.drawn_from: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # distributions by index, if they are kept
         self._keeps_drawn = keeps_drawn
         self._bias, self._early_bias, self._n_early = _arrays(bias), _arrays(early_bias), n_early
         self._n_vocab = n_vocab
@@ -141,8 +116,10 @@ class Sampler:
         self._uniform, self._acceptance, chance = (_Numbers(seed, stream) for stream in (0, 1, 3))  # 2 is a draft model's
         steps = _steps(params, breakers or {}, infill, chance)
         is_greedy = not (steps or processors or constraint) and params.is_greedy
-        self.is_best_allowed = is_greedy and all(each == -np.inf for each in bias.values())
+        # whether every token but the early ones is its row's argmax, so that a whole pass can be chosen in one call; and the
+        # same but for rows whose argmax is forbidden
         self.is_plain_argmax = is_greedy and not bias
+        self.is_best_allowed = is_greedy and all(each == -np.inf for each in bias.values())
         self._early: list[Adjustment] = []  # they choose among all tokens
         while isinstance(step := next(iter(steps.values()), None), Adjustment):
             self._early.append(step)
@@ -154,6 +131,7 @@ class Sampler:
         if first in _UNSORTED:
             steps[first] = _sorting(steps[first])
         self._steps = tuple(steps.values())
+        # whether tokens must be asked for in the order of their indices, each after the tokens that are emitted before it
         self.follows_text = constraint is not None or params.mirostat > 0
         self._mirostat: Mirostat | None = None
         if params.mirostat and not params.is_greedy:
@@ -237,10 +215,7 @@ class Sampler:
         """The best tokens that are not forbidden, best first, equals by rising id; their logits in float64.
 
         Where the whole vocabulary need not be sorted, these are all that are not forbidden, and only the best has its place.
-
-        Raises:
-            OptionError: A logits processor failed, or left nothing.
-            PluginError: The constraint failed, or left nothing.
+        Raises OptionError: a logits processor failed, or left nothing. PluginError: the constraint failed, or left nothing.
         """
         if self._processors:
             logits, row = self._processed(logits, row, history), 0
@@ -310,11 +285,7 @@ class Sampler:
         return ids[places], values
 
     def _processed(self, logits: Pass, row: int, history: np.ndarray) -> Pass:
-        """One row of logits as the request's processors leave it; one that is not finite as it is.
-
-        Raises:
-            OptionError: A processor failed, or left nothing.
-        """
+        """One row of logits as processors leave it, as it is if not finite. Raises OptionError: one failed, or left none."""
         values = logits.row(row).copy()
         if not np.isfinite(values.max()):
             return ArrayPass(values[None])

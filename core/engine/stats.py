@@ -242,14 +242,8 @@ class EngineCounter:
 
     def passed(self, seen: Round, n_prompt: int, running: Iterable[Any]) -> None:
         """A round is over, with so many tokens of prompts in its pass."""
-        counts = self._counts
-        counts["n_rounds"] += 1
-        counts["n_prompt"] += n_prompt
-        counts["n_emitted"] += seen.n_emitted
-        counts["n_drafted"] += seen.n_drafted
-        counts["n_accepted"] += seen.n_accepted
-        counts["draft_s"] += seen.draft_s
-        counts["forward_s"] += seen.forward_s
+        self._add(n_rounds=1, n_prompt=n_prompt, draft_s=seen.draft_s, forward_s=seen.forward_s)
+        self._add(n_emitted=seen.n_emitted, n_drafted=seen.n_drafted, n_accepted=seen.n_accepted)
         self.publish(running)
 
     def overhead(self, seen: Round, n_running: int, seconds: float) -> None:

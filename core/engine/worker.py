@@ -54,21 +54,12 @@ class Worker:
         self._thread.start()
 
     def submit(self, sequence: RunningSequence) -> None:
-        """Run a sequence and report to its channel.
-
-        Raises:
-            AuguryError: The engine was closed or has died.
-            QueueFullError: Too many wait already.
-        """
+        """Run a sequence and report to its channel; errors are those of `check_queue`."""
         self.check_queue()
         self._engine_thread.put(sequence)
 
     def check_queue(self) -> None:
-        """See that the engine can be used, and has room for one more request or evaluation.
-
-        Raises:
-            AuguryError: As `submit` does.
-        """
+        """Raise a QueueFullError if too many requests and evaluations wait, or the errors of `check`."""
         self.check()
         n_held_back = self._loop.n_held_back  # by a slot that is taken, while others may be free
         thread = self._engine_thread
@@ -94,11 +85,7 @@ class Worker:
     def answer(self, steps: Callable[[Loop], Generator[Any, None, None]]) -> Any:
         """Take steps on the engine's thread, after rounds, and wait for the first result that is not None.
 
-        As many evaluations as there are slots take turns, in the order in which they came; the others wait.
-
-        Raises:
-            AuguryError: As `submit` does.
-            QueueFullError: The same.
+        As many evaluations as there are slots take turns, in the order in which they came. Errors are those of `check_queue`.
         """
         self.check_queue()
         with self._begun(steps) as channel:
@@ -143,11 +130,7 @@ class Worker:
         return self.wait(channel)
 
     def check(self) -> None:
-        """See that the engine can be used.
-
-        Raises:
-            AuguryError: It was closed, has died, or is another process'.
-        """
+        """Raise an AuguryError if the engine was closed, has died, or is another process'."""
         if os.getpid() != self._process:
             raise AuguryError(
                 "the engine was loaded before this process was forked off, and its threads stayed behind; "
@@ -157,11 +140,7 @@ class Worker:
             raise AuguryError(str(self._engine_thread.end)) from self._engine_thread.end.__cause__
 
     def check_may_wait(self) -> None:
-        """See that this thread may wait for the engine.
-
-        Raises:
-            AuguryError: It would wait for itself, or for ever.
-        """
+        """Raise an AuguryError if this thread would wait for itself, or for ever."""
         if os.getpid() != self._process:
             self.check()
         if threading.current_thread() is self._thread:
@@ -193,7 +172,6 @@ class _EngineThread:
 
     @property
     def n_evaluations(self) -> int:
-        """How many go on or wait. Any thread may ask."""
         return len(self._evaluations)
 
     def put(self, work: RunningSequence | _Evaluation) -> None:
@@ -251,7 +229,6 @@ class _EngineThread:
                     yield work
 
     def _refuse(self) -> None:
-        """End the requests that came after the end."""
         for work in self._arrived():
             work.channel.finish(self.end)
 

@@ -30,11 +30,10 @@ class Adapter:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Read an adapter as llama.cpp's `convert_lora_to_gguf.py` writes it.
+        """Read what llama.cpp's `convert_lora_to_gguf.py` writes.
 
-        Raises:
-            ModelFileError: It is none, or damaged.
-            UnsupportedError: It is one that begins to count at certain tokens (aLoRA).
+        Raises ModelFileError: it is none, or damaged. UnsupportedError: it is one that begins to count at certain tokens
+        (aLoRA).
         """
         file = ModelFile.open(path)
         try:
@@ -64,7 +63,6 @@ class Adapter:
 
     @staticmethod
     def _pairs(file: ModelFile) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """The matrices A and B of each tensor, copied from the file."""
         found = defaultdict[str, dict[str, np.ndarray]](dict)
         for name, tensor in file.tensors.items():
             of, _, side = name.rpartition(".")

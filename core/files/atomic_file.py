@@ -14,11 +14,11 @@ import shutil
 import stat
 import time
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import BinaryIO, Self
 
-from augury.files.file_lock import locked, unlock
 from augury.log import get_logger
 
 _SUFFIX = ".part"
@@ -123,12 +123,9 @@ class AtomicFile:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a whole file; if that fails, the old file stays, and no part of the new one.
+    """Write a whole file; if that fails, by an OSError that names it, the old file stays, and no part of the new one.
 
     A pipe or device is written as it is; a link stays one.
-
-    Raises:
-        OSError: It could not be written; the error names it.
     """
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -203,3 +200,32 @@ def _remove(part: Path) -> None:
     """Remove a part, its folder first: a folder without a part would not be found again."""
     shutil.rmtree(_scratch_of(part), ignore_errors=True)
     part.unlink(missing_ok=True)
+
+
+_fcntl: ModuleType | None
+try:
+    _fcntl = import_module("fcntl")
+except ImportError:  # Windows
+    _fcntl = None
+
+
+def locked(file: BinaryIO | int, *, waits: bool = False) -> bool | None:
+    """Lock an open file, or its descriptor, unless another process has, or when it has released it if this `waits`.
+
+    None where there are no locks.
+    """
+    if _fcntl is None:
+        return None
+    try:
+        _fcntl.flock(file, _fcntl.LOCK_EX | (0 if waits else _fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:  # of many kinds, by file system: ENOLCK, ENOTSUP, ENOSYS, EINVAL, EIO
+        return None
+    return True
+
+
+def unlock(file: BinaryIO) -> None:
+    """Release a file that may be locked: closing is not enough where a mapping of it keeps the lock. Raises OSError."""
+    if _fcntl is not None:
+        _fcntl.flock(file, _fcntl.LOCK_UN)

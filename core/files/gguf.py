@@ -114,13 +114,9 @@ class ModelFile:
     def open(cls, path: str | Path, override_kv: Mapping[str, Scalar | Untyped] | None = None) -> ModelFile:
         """Read the header of a model file and map its tensors; any part of a split model stands for the whole.
 
-        What Ollama's converter names otherwise has the names of llama.cpp's. `override_kv` are metadata values that take the
-        place of the file's own.
-
-        Raises:
-            ModelFileError: A file is missing, unreadable, not GGUF 2 or 3, or damaged, or the parts do not match.
-            UnsupportedError: A tensor has a type that augury does not read.
-            OptionError: A value does not fit the one that it replaces.
+        What Ollama's converter names otherwise has the names of llama.cpp's. `override_kv` are values in place of the file's
+        own. Raises ModelFileError: a file is missing, unreadable, not GGUF 2 or 3, or damaged, or the parts do not match.
+        UnsupportedError: a tensor's type is not read. OptionError: a value does not fit the one that it replaces.
         """
         file = cls._open_parts(Path(path))
         metadata, tensors = in_llama_cpp_words(file.metadata, file.tensors)
@@ -128,11 +124,7 @@ class ModelFile:
         return file.overridden(override_kv)
 
     def overridden(self, override_kv: Mapping[str, Scalar | Untyped] | None) -> ModelFile:
-        """The file itself, with metadata values that take the place of its own.
-
-        Raises:
-            OptionError: A value does not fit the one that it replaces.
-        """
+        """The file itself, with other values in place of its own metadata. Raises OptionError: a value does not fit."""
         if override_kv:
             given = overriding(self.metadata, override_kv, self.path)
             self.metadata = MappingProxyType({**self.metadata, **given})
@@ -166,7 +158,6 @@ class ModelFile:
 
     @classmethod
     def _open_one(cls, path: Path) -> ModelFile:
-        """Open one file, whether it is a whole model or a part."""
         data, identity = mapped(path)
         header = read_header(path, data)
         tensors: dict[str, Tensor] = {}
@@ -223,12 +214,9 @@ class ModelFile:
         return found
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """Look up a tensor that must be there, and have this shape if one is given.
+        """Look up a tensor of this shape, if one is given. Raises ModelFileError: it is missing or has another shape.
 
         Files leave out a shape's first axes of size 1, or do not: the given shape decides.
-
-        Raises:
-            ModelFileError: It is missing or has another shape.
         """
         if name.startswith(BORROWED):
             return self._borrowed(name.removeprefix(BORROWED), shape)
@@ -263,10 +251,9 @@ class ModelFile:
         return evolve(self.target.tensor(name, shape), name=f"{BORROWED}{name}")
 
     def integers(self, name: str, shape: tuple[int, ...], n: int) -> np.ndarray:
-        """The whole numbers of a tensor, int32 in its shape, a view of the file where it has these; they are from 0 to n - 1.
+        """The whole numbers of a tensor, from 0 to n - 1, int32 in its shape, a view of the file where it has these.
 
-        Raises:
-            ModelFileError: The tensor is missing, has another shape or type, or holds others.
+        Raises ModelFileError: the tensor is missing, has another shape or type, or holds others.
         """
         tensor = self.tensor(name, shape)
         if (kind := tensor.type.integers) is None:
@@ -294,8 +281,7 @@ class ModelFile:
 def mapped(path: Path, kind: str = "a GGUF file") -> tuple[mmap.mmap, tuple[int, ...]]:
     """Map a whole file of some kind read-only, and say which it is (`ModelFile.identity`).
 
-    Raises:
-        ModelFileError: It is no file, empty, or cannot be read.
+    Raises ModelFileError: it is no file, empty, or cannot be read.
     """
     try:
         status = path.stat()
@@ -319,7 +305,6 @@ def mapped(path: Path, kind: str = "a GGUF file") -> tuple[mmap.mmap, tuple[int,
 
 
 def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
-    """Name the files of a split model after one of them, and check that all are there."""
     match = _PART_NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
         raise ModelFileError(
@@ -336,7 +321,6 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
 
 
 def _as_kind(value: object, kind: object) -> object:
-    """Return the value as the kind asked for, or None where it is something else."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in _DTYPE_KINDS.get(kind, ""):
             return None

@@ -59,10 +59,7 @@ _NUMBERS: dict[int, np.dtype[Any]] = {  # GGUF value type → numpy type
 
 @frozen
 class Entry:
-    """A row of the tensor table, checked against the file.
-
-    `shape` is in numpy's order (last axis contiguous); `start` and `n_bytes` are positions in the file.
-    """
+    """A row of the tensor table, checked: `shape` in numpy's order, `start` and `n_bytes` are positions in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,11 +77,10 @@ class Header:
 
 
 def read_header(path: Path, data: mmap.mmap) -> Header:
-    """Read the header of a mapped GGUF file.
+    """The header of a mapped GGUF file.
 
-    Raises:
-        ModelFileError: The file is not GGUF, is damaged, or states something impossible.
-        UnsupportedError: A tensor has a type that augury does not read.
+    Raises ModelFileError: it is damaged, or states something impossible. UnsupportedError: augury does not read a tensor's
+    type.
     """
     return _Reader(path, data).header()
 
@@ -266,7 +262,6 @@ class _Reader:
         return rows
 
     def entry(self, name: str, shape: tuple[int, ...], type_id: int, offset: int, data_start: int, alignment: int) -> Entry:
-        """Check a row of the table against the file."""
         what = f"tensor {quoted(name)}"
         try:
             kind = TensorType(type_id)
@@ -286,7 +281,7 @@ class _Reader:
         if start + n_bytes > len(self.data):
             self.fail(
                 f"{what} (shape {shape}, {kind.name}) takes the bytes {start} to {start + n_bytes}, "
-                f"but the file ends at {len(self.data)}; is it truncated?",
+                f"but the file ends at {len(self.data)}; is it truncated?"
             )
         return Entry(name, shape, kind, start, n_bytes)
 

@@ -5,28 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError
 from augury.files.atomic_file import sweep
 from augury.files.cache import cache_folder, packed_copies
 from augury.files.gguf import ModelFile
+from augury.files.override import Scalar, Untyped
 from augury.interfaces import Progress, Source, StoredModel
 from augury.options import nearest
 from augury.registry import Registry
-
-if TYPE_CHECKING:
-    from augury.files.override import Scalar, Untyped
 
 _sweep_once = functools.cache(sweep)  # parts of files that a killed start left need no second look in a process
 
 
 def resolve(reference: str | Path, registry: Registry, progress: Progress) -> Path:
-    """The file that `reference` means: a path, a short name or `source:...`; downloaded where needed.
-
-    Raises:
-        ModelFileError: No source knows it, or it could not be fetched.
-    """
+    """The file that a path, a short name or `source:...` means, downloaded if need be. Raises ModelFileError: there is none."""
     text = str(reference)
     _sweep_once(cache_folder())
     return source_of(text, registry).fetch(text, cache_folder("models"), progress)
@@ -37,10 +30,8 @@ def open_model(
 ) -> ModelFile:
     """What is in the file that `reference` means, or in a folder of a format that a plugin reads.
 
-    Raises:
-        ModelFileError: No source knows it, or it could not be fetched or read.
-        UnsupportedError: Something in it is not understood.
-        OptionError: A value of `override_kv` does not fit the one that it replaces.
+    Raises ModelFileError: it could not be fetched or read. UnsupportedError: something in it is not understood. OptionError: a
+    value of `override_kv` does not fit the one that it replaces.
     """
     path = resolve(reference, registry, progress)
     if path.is_dir() and (found := next((each for each in registry.formats.values() if each.handles(path)), None)):
@@ -72,11 +63,7 @@ def stored_models(registry: Registry) -> Iterator[tuple[str, type[Source], Store
 
 
 def removable(name: str, registry: Registry) -> tuple[type[Source], StoredModel]:
-    """The stored model of a name or reference, and its source.
-
-    Raises:
-        ModelFileError: It is not here, or not augury's to remove.
-    """
+    """The stored model of a name, and its source. Raises ModelFileError: it is not here, or not augury's to remove."""
     path = source_of(name, registry).find(name, cache_folder("models"))
     if path is None:
         raise ModelFileError(f"{name} is not on this machine; `augury list` shows what is")

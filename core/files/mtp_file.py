@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from attrs import evolve
 
-from augury.errors import ModelFileError
+from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile, Tensor
 
 _STORED = re.compile(r"(?:model\.)?(?:(mtp\.layers|mtp_layers|mtp_block|mtp|layers)|(mtp_\w+))\.(\d+)\.(.+)")
@@ -21,9 +21,7 @@ _OF_A_LAYER = re.compile(r"blk\.(\d+)\.")
 def stored_mtp(name: str, n: int | None) -> tuple[int, str] | None:
     """Which layer for further tokens a tensor of safetensors is of, from 0, and the rest of its name; None: of none.
 
-    Args:
-        name: As publishers name it.
-        n: How many layers the model has without these, as its settings say.
+    The model has n layers without these, as its settings say.
 
     >>> stored_mtp("mtp.fc.weight", 48), stored_mtp("model.layers.61.enorm.weight", 61), stored_mtp("model.layers.60.x", 61)
     ((0, 'fc.weight'), (0, 'enorm.weight'), None)
@@ -54,10 +52,7 @@ def missing_mtp(file: ModelFile) -> str:
 
 
 def is_mtp_alone(file: ModelFile) -> bool:
-    """Whether a file has layers that predict further tokens, and no others of the model.
-
-    Source: llama.cpp, whose converter writes such files with `--mtp`.
-    """
+    """Whether a file has the model's layers for further tokens alone, as llama.cpp's converter writes it with `--mtp`."""
     first, n_mtp = n_mtp_of(file)
     return n_mtp > 0 and all(number >= first for number in _numbers(file.tensors))
 
@@ -65,11 +60,9 @@ def is_mtp_alone(file: ModelFile) -> bool:
 def with_mtp(file: ModelFile, more: ModelFile) -> ModelFile:
     """A model with the layers that predict further tokens of a file that has them alone, in place of its own.
 
-    They share the model's embedding and output. Copies of these in the file are not read. An assistant brings its
-    own: in the model its tensors have the name of its architecture and a slash before theirs.
-
-    Raises:
-        ModelFileError: The layers are those of a model of another architecture, or with another number of layers.
+    They share the model's embedding and output, whose copies in the file are not read. An assistant brings its own: in the
+    model its tensors have the name of its architecture and a slash before theirs. Raises ModelFileError: they are of another
+    model.
     """
     (n, _), (first, n_mtp) = n_mtp_of(file), n_mtp_of(more)
     if (kind := more.architecture) == _assistant_of(file.architecture):
@@ -92,10 +85,7 @@ def with_mtp(file: ModelFile, more: ModelFile) -> ModelFile:
 
 
 def _of_layers(file: ModelFile) -> Mapping[str, Tensor]:
-    """A file's tensors; the output's hyper-connection is the layer's own where a file has no others, and is named so.
-
-    Source: llama.cpp's converter, which has no other name for it.
-    """
+    """A file's tensors; llama.cpp's converter calls the layer's hyper-connection the output's, where a file has no others."""
     if not is_mtp_alone(file):
         return file.tensors
     own = f"blk.{n_mtp_of(file)[0]}.nextn.hc_head_"
@@ -111,7 +101,6 @@ def _assistant_of(architecture: str) -> str:
 def _joined(
     file: ModelFile, more: ModelFile, metadata: Mapping[str, object], tensors: Mapping[str, Tensor], added: Mapping[str, Tensor]
 ) -> ModelFile:
-    """A model with other metadata, some of its own tensors, and tensors of another file."""
     return ModelFile(
         file.path,
         (*file.paths, *more.paths),
@@ -124,7 +113,6 @@ def _joined(
 
 
 def _numbers(names: Iterable[str]) -> list[int]:
-    """The numbers of the layers that tensors belong to."""
     return [int(found[1]) for found in map(_OF_A_LAYER.match, names) if found is not None]
 
 
@@ -137,3 +125,26 @@ def _by_layer(file: ModelFile, more: ModelFile, n: int, n_stored: int) -> dict[s
             continue
         stated[key] = np.append(own[:n] if isinstance(own, np.ndarray) else np.full(n, own), values[n:])
     return stated
+
+
+TOKENS = "tokenizer.ggml.tokens"
+_TYPES = "tokenizer.ggml.token_type"
+_COMPARED = (1, 6)  # types of tokens: normal ones, and bytes; relatives of one family name others differently
+
+
+def check_tokens(target: ModelFile, head: ModelFile) -> None:
+    """Raise an UnsupportedError if a head's token means another text to its target; a head may name some tokens, or none."""
+    mine, theirs = (file.get(TOKENS, list[str], []) for file in (target, head))
+    n = min(len(mine), len(theirs))
+    if mine[:n] == theirs[:n]:
+        return
+    types = target.metadata.get(_TYPES)
+    is_compared = np.isin(types[:n], _COMPARED) if isinstance(types, np.ndarray) and len(types) >= n else np.ones(n, bool)
+    for token in np.flatnonzero(is_compared).tolist():
+        if theirs[token] and mine[token] != theirs[token]:
+            verifier = head.metadata.get("general.base_model.0.name")
+            trained = f" (it was trained for {verifier})" if verifier else ""
+            raise UnsupportedError(
+                f"{head.path}: token {token} is {mine[token]!r} to {target.path} and {theirs[token]!r} to the head{trained}; "
+                "use a head that was trained for this model"
+            )

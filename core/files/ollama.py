@@ -68,8 +68,6 @@ def _with_head(own: dict[str, Any], tensors: dict[str, Any]) -> tuple[dict[str, 
 
 @frozen
 class _Dialect:
-    """What differs in the files of an architecture."""
-
     architecture: str | None = None  # its name in llama.cpp; None: the same
     keys: Mapping[str, str] = {}  # llama.cpp's names by Ollama's, without the architecture's
     tensors: Mapping[str, str] = {}  # the same, of tensors without their layer; names that end in a dot are beginnings

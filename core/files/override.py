@@ -11,7 +11,7 @@ from pathlib import Path
 from attrs import frozen
 
 from augury.errors import OptionError
-from augury.options import nearest
+from augury.options import EXPECTED, nearest
 
 Scalar = str | int | float | bool
 
@@ -28,14 +28,11 @@ class Untyped:
 def parse_overrides(text: str) -> list[tuple[str, Scalar | Untyped]]:
     """Read overrides as llama.cpp spells them: `KEY=TYPE:VALUE`, several separated by commas.
 
-    The type may be left out where the file has the key. A value that contains commas is put in double quotes together with its
-    key.
+    The type may be left out where the file has the key; a value with commas is quoted with its key. Raises OptionError: it is
+    not of that form.
 
     >>> parse_overrides("tokenizer.ggml.add_bos_token=bool:false,tokenizer.ggml.pre=str:qwen2")
     [('tokenizer.ggml.add_bos_token', False), ('tokenizer.ggml.pre', 'qwen2')]
-
-    Raises:
-        OptionError: It is not of that form.
     """
     return [_parsed(item) for row in csv.reader([text]) for item in row]
 
@@ -72,17 +69,14 @@ _READ: dict[str, Callable[[str], Scalar]] = {
     "bool": {"true": True, "false": False}.__getitem__,
     "str": str,
 }
-_EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+_EXPECTED = {kind.__name__: words for kind, words in EXPECTED.items()}
 
 
 def overriding(metadata: Mapping[str, object], overrides: Mapping[str, Scalar | Untyped], path: Path) -> dict[str, object]:
-    """The values in place of a file's own metadata, or beside it, by their full keys; `path` names the file in messages.
+    """Values in place of a file's own metadata, or beside it, by their full keys.
 
-    A key that begins with a dot is one of the file's architecture. Whole numbers are also taken where the file has other
-    numbers.
-
-    Raises:
-        OptionError: The file has something else in that place, or nothing that tells the type.
+    A key that begins with a dot is one of the file's architecture. Whole numbers are also taken for others. Raises OptionError,
+    which names `path`: the file has another type there, or nothing that tells the type.
     """
     of_model = metadata.get("general.architecture")
     full = {f"{of_model}{key}" if key.startswith(".") else key: value for key, value in overrides.items()}

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError, OptionError
 from augury.files.cache import cache_folder
-from augury.files.gguf import ModelFile
+from augury.files.gguf import ModelFile, Tensor
 from augury.files.gguf_writer import add_value, gguf_file
 from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
-
-    from augury.files.gguf import Tensor
 
 QUANTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 """What matrices can be quantised to."""
@@ -40,9 +38,7 @@ def quant_like(file: ModelFile) -> str:
 def quantized(file: ModelFile, quant: str, progress: Progress) -> ModelFile:
     """A model with its matrices of floats in another type, as far as their rows have whole blocks.
 
-    Raises:
-        OptionError: There is no such type.
-        ModelFileError: There is no room for the copy.
+    Raises OptionError: there is no such type. ModelFileError: there is no room for the copy.
     """
     if quant not in (*QUANTS, NO_QUANT):
         raise OptionError(f"quant is {quant!r}, expected {', '.join(QUANTS)} or {NO_QUANT}")

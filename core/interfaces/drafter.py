@@ -41,13 +41,9 @@ class Session(ABC):
 
     @abstractmethod
     def load(self, reference: str, options: ModelOptions, backend: str | None = None, plan: str = "main") -> Context:
-        """Load a second model, with slots and memory of its own; the same arguments load once.
+        """Load a second model, by a name or a path, with slots and memory of its own; the same arguments load once.
 
-        Args:
-            reference: A name or a path.
-            options: How it is loaded.
-            backend: The name of another backend than the target's.
-            plan: Which of the plans that the file's architecture offers; see `Architecture.plans`.
+        `backend` is the name of another one than the target's, `plan` one of the plans that the file's architecture offers.
         """
 
     @abstractmethod
@@ -193,11 +189,10 @@ class Drafter(Plugin, ABC):
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:  # noqa: ARG002 - for subclasses that want it
         """A request's prompt was processed; its first `n_reused` tokens the slot held from an earlier request, or were copied.
 
-        Returns:
-            None; or, where a long prompt takes long, as the prefill of a second model does, an iterator over the rest of the
-            work. The engine takes a step of it with every round, so that other slots go on in between, and asks for no draft
-            before its end. A request that is cancelled meanwhile ends without the rest. There may be 1000 steps and one more
-            for each token of the text; a step that waits for something blocks, for to yield until then takes too many.
+        Where a long prompt takes long, as the prefill of a second model does, it returns an iterator over the rest of the work,
+        else None. The engine takes a step of it with every round, so that other slots go on in between, and asks for no draft
+        before its end. A request that is cancelled meanwhile ends without the rest. There may be 1000 steps and one more for
+        each token of the text; a step that waits for something blocks, for to yield until then takes too many.
         """
         return None
 

@@ -53,14 +53,12 @@ class MemoryManager(Plugin, ABC):
 
     @abstractmethod
     def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None, variant: str = "") -> Opened | None:
-        """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
+        """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken. Raising gives no slot.
 
         `slot`, if one is named, is free, and the one to give. The reused part may be copied from a slot that is in use. At
         least one token of the prompt is never counted as reused, because its logits are needed. Without `may_reuse` nothing is
-        reused, and no other request may reuse any of this one: `end` forgets it. Raising gives no slot.
-
-        States of equal tokens differ by `variant`, which names the adapters in force: only those of this one are reused. It is
-        left out where it is empty.
+        reused, and no other request may reuse any of this one: `end` forgets it. Of states of equal tokens only those of this
+        `variant`, which names the adapters in force, are reused; it is left out where it is empty.
         """
 
     @abstractmethod
@@ -73,32 +71,22 @@ class MemoryManager(Plugin, ABC):
         return room if most is None else min(room, most)
 
     def chunk(self, slot: int, n: int, n_left: int) -> int:  # noqa: ARG002 - for managers that want passes to end somewhere
-        """How many of a prompt's next n tokens the next pass is to take, 1 at least: where it ends the state can be copied.
+        """How many of a prompt's next n tokens the next pass takes, 1 at least: where it ends the state can be copied.
 
-        Args:
-            slot: Whose prompt.
-            n: As many as a pass takes at most.
-            n_left: How many tokens are left of the prompt, with these.
+        A pass takes no more than n; `n_left` tokens are left of the prompt, with these.
         """
         return n
 
     @abstractmethod
     def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Reservation:
-        """Make room for so many tokens that stay and, after them, so many that may be undone, before the pass.
-
-        Raises:
-            CapacityError: They do not fit.
-        """
+        """Make room for so many tokens that stay, then so many that may be undone. Raises CapacityError: they do not fit."""
 
     @abstractmethod
     def commit(self, slot: int, reservation: Reservation, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
-        """After verification: keep some tokens of the pass and undo the rest.
+        """After verification: keep some tokens (m,) int32 of the pass, replayed ones included, and undo the rest.
 
-        Args:
-            slot: Whose tokens.
-            reservation: The result of `prepare` for the pass.
-            tokens: (m,) int32, the kept ones, replayed ones included.
-            path: (m,) int32, rising: where in the slot's share of the pass they stood. None: at its beginning.
+        `reservation` is the result of `prepare` for the pass. `path` (m,) int32, rising, says where in the slot's share of the
+        pass the tokens stood; None: at its beginning.
         """
 
     @abstractmethod
@@ -112,31 +100,24 @@ class MemoryManager(Plugin, ABC):
     def save(self, slot: int) -> bytes:  # noqa: ARG002 - for managers that can
         """All that a slot holds and a later request may reuse: its text, its states, and the manager's other data of it.
 
-        Not to be called during a pass, like `restore`. Tokens that the next pass is to take in may be left out.
-
-        Raises:
-            UnsupportedError: The manager or the backend cannot save slots.
+        Not to be called during a pass, like `restore`. Tokens that the next pass is to take in may be left out. Raises
+        UnsupportedError: the manager or the backend cannot save slots.
         """
         raise UnsupportedError(f"memory manager {self.name} cannot save slots")
 
     def restore(self, slot: int, data: bytes) -> int:  # noqa: ARG002 - for managers that can
-        """Restore saved contents, of this slot or another, of this process or another, to a free slot.
+        """Restore saved contents, of any slot and process, to a free slot; returns how many tokens it holds then.
 
-        Returns:
-            How many tokens the slot holds then.
-
-        Raises:
-            CapacityError: The slot is in use, or too small; then nothing is changed, as with the other errors.
-            ModelFileError: The bytes are damaged, or of another model or other options.
-            UnsupportedError: The manager or the backend cannot restore slots.
+        Raises CapacityError: the slot is in use, or too small; then nothing is changed, as with the other errors.
+        ModelFileError: the bytes are damaged, or of another model or other options. UnsupportedError: the manager or the
+        backend cannot restore slots.
         """
         raise UnsupportedError(f"memory manager {self.name} cannot restore slots")
 
     def text(self, slot: int) -> np.ndarray:  # noqa: ARG002 - for managers that can
         """The first tokens (n,) int32 of a slot, as far as their states are in place. Not to be called during a pass.
 
-        Raises:
-            UnsupportedError: The manager does not tell; then no prompt cache keeps anything.
+        Raises UnsupportedError: the manager does not tell; then no prompt cache keeps anything.
         """
         raise UnsupportedError(f"memory manager {self.name} does not tell what its slots hold")
 

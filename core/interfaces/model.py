@@ -55,10 +55,7 @@ class Model(SlotStates, ABC):
         """Compute one pass over any number of tokens of any number of slots, and store their states.
 
         A token's logits do not depend, to the bit, on the rest of the pass or on how earlier tokens were split into passes
-        (row-invariance).
-
-        Raises:
-            CapacityError: A position does not fit into a slot.
+        (row-invariance). Raises CapacityError: a position does not fit into a slot.
         """
 
     def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
@@ -95,8 +92,7 @@ class Model(SlotStates, ABC):
     def check(self) -> None:
         """Check that the files that the model reads its weights from are unchanged. Called at the start of every request.
 
-        Raises:
-            ModelFileError: One was cut short or written over. Then every request is refused, before a pass reads it.
+        Raises ModelFileError: one was cut short or written over. Then every request is refused, before a pass reads it.
         """
 
     @property
@@ -107,8 +103,7 @@ class Model(SlotStates, ABC):
     def regain(self, wait_s: float) -> bool:  # noqa: ARG002 - for models that can
         """Wait so long for a lost device; returns whether it computes again. Its slots are empty then.
 
-        Raises:
-            AuguryError: It is back, and computes something else now.
+        Raises AuguryError: it is back, and computes something else now.
         """
         return True
 
@@ -153,10 +148,9 @@ class Backend(Plugin, ABC):
 
     @classmethod
     def device(cls, name: str) -> DeviceInfo | None:  # noqa: ARG003 - for backends that know more than `devices` tells
-        """A device that is found by its name alone, as one on another machine is; None, as by default: it is not one of these.
+        """A device that is found by its name alone, as on another machine; None, as by default: it is not one of these.
 
-        Raises:
-            AuguryError: It is one, and cannot be used.
+        Raises AuguryError: it is one, and cannot be used.
         """
         return None
 
@@ -174,16 +168,14 @@ class Backend(Plugin, ABC):
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         """The sizes of a plan's slots, before it is loaded: `Model.state_spec` will be the same.
 
-        Raises:
-            UnsupportedError: The plan or an option is beyond this backend.
+        Raises UnsupportedError: the plan or an option is beyond this backend.
         """
 
     def memory_needed(self, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Sequence[Allocation]:
         """About the memory of a loaded plan, line by line, before anything is loaded; work space may be left out.
 
-        Raises:
-            UnsupportedError: The plan or an option is beyond this backend.
-            ModelFileError: A tensor of the plan is missing or has another shape.
+        Raises UnsupportedError: the plan or an option is beyond this backend. ModelFileError: a tensor is missing or of another
+        shape.
         """
         spec = self.state_spec(plan, options)
         own = {name: shape for name, shape in plan.shapes().items() if not name.startswith(BORROWED)}
@@ -193,12 +185,9 @@ class Backend(Plugin, ABC):
 
     @abstractmethod
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
-        """Load the plan's weights from `file`, which may be closed afterwards.
+        """Load the plan's weights from `file`, which may be closed afterwards; errors are those of `memory_needed`.
 
-        Raises:
-            UnsupportedError: The plan or an option is beyond this backend.
-            ModelFileError: A tensor of the plan is missing or has another shape.
-            CapacityError: There is not enough memory.
+        Raises CapacityError: there is not enough memory.
         """
 
 
@@ -208,12 +197,8 @@ class Architecture(Plugin, ABC):
     @classmethod
     @abstractmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
-        """Read the file's metadata and tensor table.
+        """The models in a file by name, of its metadata and tensor table: `main`, and others that it holds, such as a head.
 
-        Returns:
-            The models in the file by name: `main`, and others that it holds, such as layers that predict further tokens.
-
-        Raises:
-            ModelFileError: A key or tensor is missing or inconsistent.
-            UnsupportedError: A valid variant that is not implemented.
+        Raises ModelFileError: a key or tensor is missing or inconsistent. UnsupportedError: a valid variant that is not
+        implemented.
         """

@@ -5,14 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from attrs import frozen
 
+from augury.files.gguf import ModelFile
 from augury.interfaces.plugin import Plugin
-
-if TYPE_CHECKING:
-    from augury.files.gguf import ModelFile
 
 
 class Progress:
@@ -75,11 +73,7 @@ class Source(Plugin, ABC):
 
     @classmethod
     def search(cls, text: str) -> Iterable[FoundModel]:  # noqa: ARG003
-        """Models that it could fetch, best first, by the words of a user.
-
-        Raises:
-            ModelFileError: It cannot look.
-        """
+        """Models that it could fetch, best first, by a user's words. Raises ModelFileError: it cannot look."""
         return ()
 
     @classmethod
@@ -97,10 +91,8 @@ class Source(Plugin, ABC):
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
         """The file (of a split model the first) that `reference` means, downloaded into `folder` unless it is there.
 
-        Nothing is downloaded where the environment variable HF_HUB_OFFLINE is set.
-
-        Raises:
-            ModelFileError: There is no such model, or it could not be fetched whole.
+        Nothing is downloaded where HF_HUB_OFFLINE is set. Raises ModelFileError: there is no such model, or it cannot be had
+        whole.
         """
 
 
@@ -115,9 +107,7 @@ class FileFormat(Plugin, ABC):
     @classmethod
     @abstractmethod
     def open(cls, path: Path) -> ModelFile:
-        """The model, with the metadata and tensors that an architecture asks for.
+        """The model, with the metadata and tensors that an architecture asks for. Raises ModelFileError: it is damaged.
 
-        Raises:
-            ModelFileError: It is damaged, or states something impossible.
-            UnsupportedError: Something of it is not understood: it is refused, never computed by halves.
+        Raises UnsupportedError: something of it is not understood: it is refused, never computed by halves.
         """

@@ -19,21 +19,14 @@ from augury.lowering.attention import PositionChoice, PrepareHeads
 from augury.lowering.operation import CachedRows, Operation, Value
 from augury.lowering.operations import Add, AddStream, ComputeLogits, InitStreams, Multiply, Normalize, ScaleToLength
 from augury.lowering.parts import Linear, Norm, Preparation, SequenceState
+from augury.options import EXPECTED
 
-_WORDS: Mapping[object, str] = {
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-    str: "a text",
-    NoneType: "None",
-}
+_WORDS: Mapping[Any, str] = {**EXPECTED, float: "a finite number", NoneType: "None"}
 _Fields = ParamSpec("_Fields")
 _Out_co = TypeVar("_Out_co", covariant=True)
 
 
 class _Makes(Protocol[_Out_co]):
-    """An operation that makes such values."""
-
     @property
     def out(self) -> _Out_co: ...
 
@@ -136,7 +129,6 @@ class Builder:
 
 
 def _cache_flaws(each: Operation, name: str, cached: tuple[tuple[str, int, int], ...]) -> Iterator[str]:
-    """The caches that an operation reads and the block does not have."""
     for place in each.seen():
         if not 0 <= place < len(cached):
             yield f"{name} reads cache {place}, `cached` says {cached}"
@@ -146,10 +138,7 @@ def _cache_flaws(each: Operation, name: str, cached: tuple[tuple[str, int, int],
 
 
 def type_flaws(record: Any, name: str) -> Iterator[str]:
-    """The fields that do not hold what their types say, in words; those of records in fields, too.
-
-    So no backend computes from anything else.
-    """
+    """The fields, also of records in fields, that do not hold what their types say: no backend computes from anything else."""
     try:
         kinds = _field_types(type(record))  # type: ignore[arg-type] # a class is hashable, which its own `__hash__` hides
     except NameError as error:
@@ -167,11 +156,7 @@ def type_flaws(record: Any, name: str) -> Iterator[str]:
 
 @cache
 def _field_types(cls: type[Any]) -> list[tuple[str, Any, Callable[[Any], bool]]]:
-    """The fields of a record, each with its type and whether a value is of it.
-
-    Raises:
-        NameError: One is not known where the class is defined.
-    """
+    """A record's fields, each with its type and a test of values. Raises NameError: a type is not known where the class is."""
     try:
         hints = get_type_hints(cls)
     except NameError:  # types of augury's, perhaps, that the module imports for type checkers alone
@@ -198,17 +183,9 @@ def _test_of(kind: Any) -> Callable[[Any], bool]:
         )
     kind = origin or kind
     if kind in _TESTS or not isinstance(kind, type):
-        return _TESTS.get(kind, _is_any)
+        return _TESTS.get(kind, lambda _: True)
     # rows in a form of a backend's are a kind of values of their own, which stands for no rows of numbers
     return (lambda value: type(value) is kind) if issubclass(kind, Value) else (lambda value: isinstance(value, kind))
-
-
-def _is_any(_value: object) -> bool:
-    return True
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | Integral) and not isinstance(value, bool)
 
 
 def _is_finite(value: object) -> bool:
@@ -218,21 +195,15 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-def _are_finite(value: object) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and bool(np.isfinite(value).all())
-
-
 _TESTS: Mapping[object, Callable[[Any], bool]] = {
-    Any: _is_any,
     bool: lambda value: isinstance(value, bool | np.bool_),
-    int: _is_whole,
+    int: lambda value: isinstance(value, int | Integral) and not isinstance(value, bool),
     float: _is_finite,
-    np.ndarray: _are_finite,
+    np.ndarray: lambda value: isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and bool(np.isfinite(value).all()),
 }
 
 
 def _described(kind: Any) -> str:
-    """A type in words."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(map(_described, args))

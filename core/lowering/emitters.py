@@ -21,17 +21,11 @@ _Emitter = TypeVar("_Emitter", bound=Callable[..., Any])
 
 @frozen(eq=False)
 class Scope:
-    """The part of a block that the emitters of its operations share.
+    """The part of a block that the emitters of its operations share."""
 
-    Attributes:
-        options: How the model is loaded.
-        caches: The block's caches of positions.
-        sources: The caches of the first block with caches of each layer before.
-    """
-
-    options: ModelOptions
-    caches: Sequence[Any]
-    sources: Sequence[Sequence[Any]]
+    options: ModelOptions  # how the model is loaded
+    caches: Sequence[Any]  # the block's, of positions
+    sources: Sequence[Sequence[Any]]  # those of the first block with caches of each layer before
 
     def cache(self, place: int, source: int | None = None) -> Any:
         """A cache by its place in `Block.cached`, of the block or of a layer."""
@@ -94,11 +88,7 @@ class Emitters:
         return register
 
     def find(self, operation: Operation, block: str) -> Any:
-        """The emitter of an operation of a block, of the table or of the operation's own `kernels`.
-
-        Raises:
-            UnsupportedError: There is none.
-        """
+        """The emitter of a block's operation, of the table or its own `kernels`. Raises UnsupportedError: there is none."""
         found, name = self._kinds.get(type(operation)) or operation.kernel_for(self.backend), type(operation).__name__
         if found is None:
             raise UnsupportedError(

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from types import CodeType, MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from attrs import Factory, evolve, field, fields, frozen
 
-if TYPE_CHECKING:
-    from augury.lowering.parts import SequenceState
+from augury.lowering.parts import SequenceState
 
 
 @frozen(eq=False)
@@ -55,15 +54,11 @@ def makes(out: Callable[[Any], Any]) -> Any:
 
 
 class HasKernels:
-    """A part that backends need not know, because its package says how they compute it.
-
-    Attributes:
-        kernels: By the name of a backend, its kernel or emitter there, or the place of that as "module:name", which is imported
-            for a model that has it.
-    """
+    """A part that backends need not know, because its package says how they compute it."""
 
     __slots__ = ()
     kernels: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """By the name of a backend, its kernel or emitter there, or its place as "module:name", imported for models with it."""
 
     @classmethod
     def kernel_for(cls, backend: str) -> Any:

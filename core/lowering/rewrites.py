@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from augury.errors import UnsupportedError
 from augury.lowering.operation import Operation, Value
 from augury.lowering.operations import Activate, AddWeighed, FeedExperts, Multiply, Normalize
-
-if TYPE_CHECKING:
-    from augury.lowering.parts import Linear, LowRank
+from augury.lowering.parts import Linear, LowRank
 
 
 @frozen(eq=False)
@@ -46,19 +43,12 @@ def roots_of(operation: Operation) -> set[Value]:
 
 
 class Uses:
-    """A list of operations, and who makes and who reads its values.
-
-    Attributes:
-        operations: The list.
-        streams: x, also as it was before the layer.
-        makers: The operation that makes each value; fused ones by their parts, as all that follows.
-        readers: Of rows the operations that read them, or a part of them: once for every time.
-    """
+    """A list of operations, and who makes and who reads its values. `streams` are x, also as it was before the layer."""
 
     def __init__(self, operations: Sequence[Operation], streams: Container[Value] = ()) -> None:
         self.operations, self.streams, parts = operations, streams, [*parts_of(operations)]
-        self.makers = {value: each for each in parts for value in each.made}
-        self.readers = defaultdict[Value, list[Operation]](list)
+        self.makers = {value: each for each in parts for value in each.made}  # of fused operations their parts
+        self.readers = defaultdict[Value, list[Operation]](list)  # of rows, or a part of them: once for every time
         for each in parts:
             for value in each.read:
                 self.readers[value.root].append(each)
@@ -75,17 +65,11 @@ class Uses:
 
 @frozen
 class Rewrite:
-    """Neighbours of some kinds become other operations.
+    """Neighbours of some kinds become other operations."""
 
-    Attributes:
-        pattern: The kinds; none: the replacement is that of the whole list.
-        replacement: Given `Uses` and the neighbours, what they become, or None, if they stay.
-        reason: What a backend gains by it.
-    """
-
-    pattern: tuple[type | UnionType, ...]
-    replacement: Callable[..., Iterable[Operation] | None]
-    reason: str
+    pattern: tuple[type | UnionType, ...]  # the kinds; none: the replacement is that of the whole list
+    replacement: Callable[..., Iterable[Operation] | None]  # of `Uses` and the neighbours: what they become; None: they stay
+    reason: str  # what a backend gains by it
 
 
 def rewritten(operations: Sequence[Operation], rewrites: Iterable[Rewrite], streams: Container[Value] = ()) -> list[Operation]:
@@ -195,10 +179,9 @@ def n_early(operations: Sequence[Operation], before: Value) -> int:
 
 
 def check_norms(operations: Sequence[Operation], streams: Container[Value]) -> None:
-    """Refuse to read a norm of x after the next: both lie in the same rows. `streams` are x, also as it was before the layer.
+    """Raise an UnsupportedError if a norm of x is read after the next: both lie in the same rows.
 
-    Raises:
-        UnsupportedError: One is read.
+    `streams` are x, also as it was before the layer.
     """
     replaced, last = set[Value](), None
     for each in operations:

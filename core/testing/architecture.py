@@ -131,7 +131,6 @@ def _try(subject: ArchitectureSubject, metadata: Mapping[str, object], tensors: 
 
 
 def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
-    """The fault of a plan."""
     for name, shape in plan.shapes().items():
         try:
             file.tensor(name, shape)
@@ -150,7 +149,6 @@ def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
 
 
 def _misfits(block: Block, n_embd: int) -> Iterator[str]:
-    """The parts of a block that do not fit each other, in words."""
     try:
         block.lowered(n_embd)
     except AuguryError as error:
@@ -164,7 +162,6 @@ def _misfits(block: Block, n_embd: int) -> Iterator[str]:
 
 
 def _numbers(plan: ModelPlan) -> Iterator[tuple[str, float, bool]]:
-    """Numbers of a plan, and whether they can be."""
     yield "n_ctx_train", plan.n_ctx_train, plan.n_ctx_train >= 1
     yield "the embedding's scale", plan.embedding.scale, math.isfinite(plan.embedding.scale)
     for part in plan.tensors():

@@ -81,7 +81,6 @@ class _Follower:
         return mask
 
     def forced(self, limit: int) -> list[int]:
-        """The tokens that must follow."""
         tokens = [int(token) for token in self._call("forced", lambda: self.constraint.forced(limit))]
         if len(tokens) > limit:
             raise self.broken(FORCED, f"{len(tokens)} where the limit was {limit}")
@@ -94,14 +93,12 @@ class _Follower:
             raise self.broken(POSSIBLE, f"{n!r} of {tokens}, which may all follow")
 
     def is_complete(self) -> bool:
-        """Whether nothing may follow."""
         found: Any = self._call("is_complete", lambda: self.constraint.is_complete)
         if not isinstance(found, bool | np.bool_):
             raise self.broken(COMPLETE, repr(found))
         return bool(found)
 
     def accept(self, token: int) -> None:
-        """Go on."""
         self._call("accept", lambda: self.constraint.accept(token))
         self.output.append(token)
 
@@ -117,7 +114,6 @@ class _Follower:
             return call()
 
     def broken(self, promise: Contract, seen: str) -> ContractError:
-        """The error to raise."""
         return promise.broken(self.subject.name, f"{seen}, after the output {self.output}")
 
 

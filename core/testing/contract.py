@@ -68,11 +68,7 @@ class Checks(list[Check]):
 
 
 def require_hypothesis() -> None:
-    """Check that the library that tries many scripts is there.
-
-    Raises:
-        OptionError: hypothesis is not installed.
-    """
+    """Raise an OptionError if the library that tries many scripts is not installed."""
     try:
         import hypothesis  # noqa: F401 - the checks import it where they use it
     except ImportError:

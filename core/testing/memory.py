@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 
 _MANAGER = "augury.plugin.MemoryManager"
 OPEN = Contract(
-    "`open` gives a free slot to a request, the one that is named if one is, or None while all are taken.",
-    f"{_MANAGER}.open",
+    "`open` gives a free slot to a request, the one that is named if one is, or None while all are taken.", f"{_MANAGER}.open"
 )
 REUSE = Contract(
-    "Reused are tokens that begin the prompt, never all of it, and none of or by a request that forbids it.",
-    f"{_MANAGER}.open",
+    "Reused are tokens that begin the prompt, never all of it, and none of or by a request that forbids it.", f"{_MANAGER}.open"
 )
 CAPACITY = Contract("What does not fit is a CapacityError and changes nothing.", f"{_MANAGER}.prepare")
 ROOM = Contract("`room` is what still fits after what a slot keeps, and `prepare` of as much works.", f"{_MANAGER}.room")
@@ -167,7 +165,6 @@ class DrivenMemory:
         self.past.append(self.texts.pop(slot))
 
     def _go_on(self, slot: int, text: list[int], n_held: int, chunk: int) -> None:
-        """Process a text from its held tokens on."""
         start = n_held
         while start < len(text):
             n_left = len(text) - start
@@ -209,7 +206,6 @@ class DrivenMemory:
         self._compare(rows, [text for feed in feeds for text in self._texts_of(feed)])
 
     def _texts_of(self, feed: SlotInput) -> list[list[int]]:
-        """The text that each row of a feed must follow."""
         texts: list[list[int]] = []
         for token in feed.tokens.tolist():
             texts.append([*(texts[-1] if texts else self._kept[feed.slot]), token])

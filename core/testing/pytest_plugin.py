@@ -42,7 +42,6 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def _subjects(specs: list[str], backend: str) -> dict[str, Subject]:
-    """The drafters that `specs` name, with their options; what does not exist is a UsageError."""
     from augury.errors import AuguryError
     from augury.options import parse_specs
     from augury.testing.drafter.suite import drafter_subject

@@ -21,15 +21,7 @@ _SURPRISES = 41 / 256  # share of the tokens that do not repeat the token a peri
 
 
 class ToyModel(Model):
-    """Remembers tokens by slot and place, trees and moves included, and computes nothing else.
-
-    Attributes:
-        cells: (n_slots, n_ctx) int64, the tokens that were stored.
-        mtp_cells: The same for the layer that predicts further tokens.
-        batches: The passes so far.
-        on_forward: Called at the beginning of every pass.
-        is_closed: Whether `close` was called.
-    """
+    """Remembers tokens by slot and place, trees and moves included, and computes nothing else."""
 
     def __init__(
         self,
@@ -42,7 +34,7 @@ class ToyModel(Model):
         errors: float = 0.0,
         info: ModelInfo | None = None,
     ) -> None:
-        """Make a model.
+        """Make a model that holds `n_slots` sequences of `n_ctx` positions.
 
         Args:
             n_vocab: V.
@@ -50,8 +42,7 @@ class ToyModel(Model):
             n_ctx: Positions of a slot.
             period: Text tends to repeat the token so many tokens before, so that drafts are often right. None: it does not.
             surprises: Share of the tokens of which that is not true.
-            errors: Share of the texts after which it expects something else than a model without errors does; a draft model
-                has some.
+            errors: Share of texts after which it expects something else than one without errors does, as a draft model may.
             info: Its `ModelInfo`; None for a model called "toy".
         """
         self.info = info or ModelInfo("toy", "toy", n_vocab, 4, 1, n_ctx, 0)
@@ -60,9 +51,10 @@ class ToyModel(Model):
         self.features = dict.fromkeys(
             ["embedding", "output", *(f"layer.{i}" for i in range(self.info.n_layers))], self.info.n_embd
         )
+        # (n_slots, n_ctx), the tokens that were stored, and those of the layer that predicts further tokens
         self.cells, self.mtp_cells = np.full((2, n_slots, n_ctx), _NOTHING, np.int64)
-        self.batches: list[Batch] = []
-        self.on_forward: Callable[[], object] = lambda: None
+        self.batches: list[Batch] = []  # the passes so far
+        self.on_forward: Callable[[], object] = lambda: None  # called at the beginning of every pass
         self.is_closed = False
         self._period = period
         self._surprises = surprises
@@ -136,8 +128,7 @@ class ToyModel(Model):
     def _mtp(self, batch: Batch) -> Pass:
         """A pass through a layer that predicts further tokens: it expects the tokens of a model with fewer layers.
 
-        Raises:
-            AuguryError: A hidden state is not that of the token before.
+        Raises AuguryError: a hidden state is not that of the token before.
         """
         assert batch.hidden is not None
         rows, held, wanted = [], [], set(batch.rows.tolist())
@@ -211,7 +202,6 @@ class _Key(ISeedSequence):
         self._words = np.array([int.from_bytes(key, "little"), 0], np.uint64)
 
     def generate_state(self, n_words: int, dtype: object = np.uint64) -> np.ndarray:  # noqa: ARG002 - as numpy calls it
-        """The key, in two words."""
         return self._words
 
 
@@ -231,25 +221,19 @@ class ToyRecurrentModel(ToyModel):
 
     The vector turns by one number, is multiplied and added to, in 64-bit integers: two tokens in another order, or one too
     many, leave another vector. Its logits are a hash of both, and with `is_hybrid` of the tokens in its cells, too.
-
-    Attributes:
-        state: (n_slots, 4) uint64.
-        conv: (n_slots, 3) int64, the token before the last last.
-        aside: By slot, the drafted tokens of its last pass by cell.
-        saved: By slot, the copy of its state and convolution that was saved last.
     """
 
     def __init__(self, *, can_keep_aside: bool = True, is_hybrid: bool = False, **model: Any) -> None:
-        """Make a model; see `ToyModel` for the rest. Its texts tend to repeat the token three tokens before.
+        """Make a `ToyModel`, whose texts tend to repeat the token three tokens before.
 
         Its passes leave drafted tokens out of the state if it `can_keep_aside`; it has cells as well if it `is_hybrid`.
         """
         super().__init__(**model)
         n_slots, n_ctx = self.cells.shape
         self.state = np.zeros((n_slots, 4), np.uint64)
-        self.conv = np.full((n_slots, _N_CONV), -1, np.int64)
-        self.aside: dict[int, dict[int, int]] = {}
-        self.saved: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.conv = np.full((n_slots, _N_CONV), -1, np.int64)  # the token before the last last
+        self.aside: dict[int, dict[int, int]] = {}  # by slot, the drafted tokens of its last pass by cell
+        self.saved: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by slot, its state and convolution that were saved last
         self._is_hybrid = is_hybrid
         n_bytes = self.state[0].nbytes + self.conv[0].nbytes
         self.state_spec = StateSpec(n_slots, n_ctx, 8 if is_hybrid else 0, n_bytes, can_keep_aside)
@@ -270,7 +254,6 @@ class ToyRecurrentModel(ToyModel):
             raise AuguryError("a toy that cannot keep tokens aside is given drafted ones")
 
     def _begin(self, batch: Batch) -> None:
-        """Restore states, take in the accepted tokens of the last pass, and drop the rest of it."""
         super()._begin(batch)
         for slot in batch.restores.tolist() if batch.restores is not None else ():
             self.state[slot], self.conv[slot] = self.saved[slot]
@@ -305,7 +288,6 @@ class ToyRecurrentModel(ToyModel):
         return held
 
     def _after(self, held: Any, token: int) -> Any:
-        """State, convolution and cells when a token is added to them."""
         state, conv, cells = held
         before = conv.tolist()
         new = token + 1 + sum(weight * (each + 1) for weight, each in zip(_WEIGHTS, before, strict=True))

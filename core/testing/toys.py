@@ -34,7 +34,6 @@ class ToyBackend(Backend):
         return self._model(plan, options).state_spec
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:  # noqa: ARG002
-        """A toy with the vocabulary of the file."""
         return self._model(plan, options, errors=file.get("augury.toy.errors", float, 0.0), info=ModelInfo.of(file, plan))
 
     def _model(self, plan: ModelPlan, options: ModelOptions, **more: Any) -> ToyModel:
@@ -49,7 +48,6 @@ class ToyDrafter(Drafter):
     traits = DrafterTraits(scope="request")
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
-        """Propose the last tokens once more, where there are enough of them."""
         if self.session is not None and len(forced := self.session.forced(limit)):
             return Draft(forced)
         return Draft(history[-PERIOD:][:limit]) if len(history) > 2 * PERIOD else Draft()
@@ -70,14 +68,10 @@ class TinySource(Source):
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:  # noqa: ARG003 - the cache is the user's
-        return _written(reference)
-
-
-@functools.cache
-def _written(reference: str) -> Path:
-    path = Path(_folder().name) / f"{reference.replace(':', '-')}.gguf"
-    write_tiny_model(path, **_MODELS[reference])  # type: ignore[arg-type]
-    return path
+        path = Path(_folder().name) / f"{reference.replace(':', '-')}.gguf"
+        if not path.exists():
+            write_tiny_model(path, **_MODELS[reference])  # type: ignore[arg-type]
+        return path
 
 
 @functools.cache

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 
 def byte_characters() -> list[str]:
-    """The character that stands for each byte in token texts: itself if it prints in Latin-1, else one from U+0100 on.
-
-    Source: GPT-2's `bytes_to_unicode`.
-    """
+    """The character of each byte in token texts: itself if it prints in Latin-1, else one from U+0100 on, as in GPT-2."""
     prints = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte if byte in prints else next(spare)) for byte in range(256)]
@@ -31,12 +28,7 @@ _NEWLINES = re.compile("(\n+)")
 
 
 class BytePairCodec(Codec):
-    """Encodes text without special tokens, and spells tokens, for vocabularies of kind gpt2 and gemma4.
-
-    Raises:
-        ModelFileError: merges are missing, or one is malformed or refers to a token that does not exist.
-        UnsupportedError: the vocabulary names an unknown pre-tokenizer.
-    """
+    """For vocabularies of kind gpt2 and gemma4. Raises ModelFileError: merges are missing or wrong; and as `pre_tokenizer`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._pre = pre_tokenizer(vocabulary.pre)
@@ -124,7 +116,6 @@ def call_library(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encod
 
 
 def _build(ids: dict[str, int], merges: list[str], pre: PreTokenizer) -> tokenizers.Tokenizer:
-    """Build the library's tokenizer."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     merges = list(dict.fromkeys(merges))  # of two that are alike the first counts, where the library takes the last

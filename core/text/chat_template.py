@@ -36,15 +36,10 @@ _ADVICE = "give a prompt instead of messages, or use another conversion of the m
 
 @frozen
 class ChatPrompt:
-    """What a chat template wrote for a conversation, for `ChatTemplate.encode`.
-
-    Attributes:
-        text: What it wrote.
-        separator: The character in it that divides the texts of control tokens in messages; None if they are tokens.
-    """
+    """What a chat template wrote for a conversation, for `ChatTemplate.encode`."""
 
     text: str
-    separator: str | None = None
+    separator: str | None = None  # a character that divides control tokens' texts in messages; None: these are tokens
 
     def __str__(self) -> str:
         return self.text if self.separator is None else self.text.replace(self.separator, "")
@@ -57,8 +52,7 @@ class ChatTemplate:
         source: the Jinja2 template.
         tokenizer: of the same model; its texts of bos and eos are known to the template as `bos_token` and `eos_token`.
         tool_source: the template for conversations with tools; None for the same one.
-        parse_special: read the texts of control tokens in messages as these tokens; by default they are text, so that
-            nobody can write a turn into a message.
+        parse_special: read control tokens in messages as such; by default they are text, so that nobody can write a turn there.
         now: tells the time to templates that write the date.
 
     >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
@@ -228,14 +222,9 @@ class ChatTemplate:
     ) -> list[int]:
         """Encode a conversation, or what `prompt` wrote for one, with one bos where the model wants one.
 
-        The template's control tokens are read as such; in messages, tools and variables they are text. Arguments are
-        those of `render`, which a prompt that is written has no more, and the `n_most` of `Tokenizer.encode`.
-
-        Raises:
-            PromptTooLongError: as `Tokenizer.encode`.
-            OptionError: as `render`.
-            ModelFileError, CapacityError: as `render`.
-            UnsupportedError: the model has no tokenizer.
+        The template's control tokens are read as such; in messages, tools and variables they are text. Arguments and errors are
+        those of `render`, and the `n_most` of `Tokenizer.encode`, with its `PromptTooLongError`. Raises UnsupportedError: the
+        model has no tokenizer.
         """
         tokenizer = self._tokenizer
         if tokenizer is None:
@@ -247,7 +236,6 @@ class ChatTemplate:
         return ids
 
     def _special_text(self, name: Literal["bos", "eos"]) -> str:
-        """The text of a special token, or nothing."""
         if self._tokenizer is None:
             return ""
         token = self._tokenizer.bos if name == "bos" else self._tokenizer.eos
@@ -281,7 +269,6 @@ def _checked(messages: object) -> list[dict[str, Any]]:
 
 
 def _names(tools: object, kwargs: object) -> dict[str, Any]:
-    """The names that a template knows beside the messages."""
     if tools is not None and not _are_objects(tools):
         raise OptionError(f"tools is {reprlib.repr(tools)}, expected a list of descriptions of tools, each an object")
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
@@ -313,14 +300,9 @@ def prompt_ids(
 ) -> Any:
     """The token ids of a request's prompt: a text, ids as they are, a `ChatPrompt`, or messages for a chat template.
 
-    A text that has more than `n_ctx` tokens for certain is not encoded.
-    `why` says why there is no tokenizer, if the model's file has one.
-
-    Raises:
-        OptionError: as `ChatTemplate.render`; or both a prompt and messages are given, or none, or tools without messages.
-        ModelFileError, CapacityError: as `ChatTemplate.render`.
-        PromptTooLongError: as `Tokenizer.encode`.
-        UnsupportedError: the model lacks a tokenizer or a template.
+    A text that has more than `n_ctx` tokens for certain is not encoded. `why` says why there is no tokenizer, if the model's
+    file has one. Errors are those of `ChatTemplate.encode`; an OptionError also if both a prompt and messages are given, or
+    none, or tools without messages, an UnsupportedError if there is no template.
     """
     if (prompt is None) == (messages is None):
         found = "neither a prompt nor messages are" if prompt is None else "a prompt and messages are both"

@@ -26,22 +26,15 @@ class Merged:
 
 @frozen
 class PreTokenizer:
-    """How words are cut, with related settings.
+    """How words are cut, with related settings."""
 
-    Attributes:
-        patterns: cut one after the other.
-        takes_whole_words: a word that is a token is that token, without merges.
-        adds_bos: unless the file says otherwise, a text begins with the beginning-of-sequence token.
-        is_byte_level: tokens are written in one character per byte. Otherwise they are written as they are, but for spaces,
-            which are "▁", and a character without a token is made of the tokens `<0x00>` to `<0xFF>`.
-        takes_newlines: text is cut at newlines, and a run of them that is a token is that token.
-    """
-
-    patterns: tuple[str | Merged, ...]
-    takes_whole_words: bool = field(default=False, kw_only=True)
-    adds_bos: bool = field(default=False, kw_only=True)
+    patterns: tuple[str | Merged, ...]  # cut one after the other
+    takes_whole_words: bool = field(default=False, kw_only=True)  # a word that is a token is that token, without merges
+    adds_bos: bool = field(default=False, kw_only=True)  # unless the file says otherwise, a text begins with bos
+    # tokens are written in one character per byte; otherwise as they are, but for spaces, which are "▁", and a character
+    # without a token is made of the tokens `<0x00>` to `<0xFF>`
     is_byte_level: bool = field(default=True, kw_only=True)
-    takes_newlines: bool = field(default=False, kw_only=True)
+    takes_newlines: bool = field(default=False, kw_only=True)  # text is cut at runs of newlines that are tokens
 
 
 _NEWER = (  # assigned since Unicode 15.1, as ranges that hold nothing older
@@ -183,10 +176,9 @@ _PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def pre_tokenizer(name: str | None) -> PreTokenizer:
-    """Look up a pre-tokenizer by its name in model files; a file that names none gets a warning, and the oldest.
+    """A pre-tokenizer by its name in model files; of a file that names none the oldest, with a warning.
 
-    Raises:
-        UnsupportedError: the name is not known; text would be cut wrongly.
+    Raises UnsupportedError: the name is not known; text would be cut wrongly.
     """
     if not name:
         from augury.log import get_logger

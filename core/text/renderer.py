@@ -52,11 +52,8 @@ class Renderer:
     def render(self, source: str, names: Mapping[str, object], now: dt.datetime) -> str:
         """Render a template with variables of the types that JSON has, at a time for templates that write the date.
 
-        Raises:
-            Refusal: the template calls `raise_exception`.
-            Failure: the template is broken, does something forbidden, or goes beyond a limit.
-            ValueError: a name has a value that JSON cannot write.
-            OSError: the process cannot be started.
+        Raises Refusal: the template does. Failure: it is broken, forbidden, or beyond a limit. ValueError: JSON cannot write a
+        name. OSError: the process cannot be started.
         """
         limits = {"seconds": self._seconds, "n_bytes": self._n_bytes}
         try:

@@ -24,7 +24,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import SandboxedEnvironment, modifies_known_mutable
 
 if TYPE_CHECKING:
-    from jinja2 import Template, nodes
+    from jinja2 import nodes
     from jinja2.parser import Parser
 
 resource: Any
@@ -54,12 +54,13 @@ class _Sandbox(SandboxedEnvironment):
         self.globals["raise_exception"] = _refuse
 
     def write(self, source: str, names: Mapping[str, object], now: dt.datetime, n_characters: int) -> str:
-        """Render a template into at most so many characters."""
         self.globals["strftime_now"] = now.strftime
         self.globals["date_string"] = f"{now:%d %b %Y}"  # Llama 3's template else writes the day of its release
         self._given = frozenset(map(id, _containers(names)))  # which live as long as the rendering
         pieces, length = [], 0
-        for piece in self._compiled(source).generate(names):
+        if source != self._source:
+            self._source, self._template = source, self.from_string(source)
+        for piece in self._template.generate(names):
             pieces.append(piece)
             length += len(piece)
             if length > n_characters:
@@ -70,11 +71,6 @@ class _Sandbox(SandboxedEnvironment):
         """Whether a template may use an attribute; what changes a thing that it was given it may not."""
         is_changing = modifies_known_mutable(obj, attr) and id(obj) in self._given
         return not is_changing and super().is_safe_attribute(obj, attr, value)
-
-    def _compiled(self, source: str) -> Template:
-        if source != self._source:
-            self._source, self._template = source, self.from_string(source)
-        return self._template
 
 
 def _containers(value: object) -> Iterator[object]:

@@ -69,16 +69,10 @@ _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
 def assign_roles(ids: Mapping[str, int], types: np.ndarray, named: Mapping[str, int]) -> tuple[frozenset[int], dict[str, int]]:
-    """Find special tokens, and put right the types of tokens whose text says more than their type.
+    """Find special tokens by text → id and `ROLE_KEYS` → id, and put right types (V,) int32 where texts say more.
 
-    Args:
-        ids: token text → id.
-        types: (V,) int32, TokenType; mutated.
-        named: id by those of `ROLE_KEYS` that the file has.
-
-    Returns:
-        The tokens after which nothing more is generated, and those for filling in the middle: "pre", "suf", "mid", "pad",
-        "rep" (repository) and "sep" (file), as far as there are any.
+    Returns the tokens after which nothing more is generated, and those for filling in the middle that there are: "pre", "suf",
+    "mid", "pad", "rep" (repository) and "sep" (file).
     """
     ends = {named[key] for key in _END_KEYS if key in named}
     fim: dict[str, int] = {}
@@ -108,12 +102,7 @@ _N_HEAD = 4  # characters that tell most special tokens from text
 
 
 class Partition:
-    """Cuts text at the tokens of a fixed set, given by their texts: the longest first, over the whole text, as llama.cpp does.
-
-    Args:
-        tokens: (text, id) of each token; no text is empty.
-        strips_right: tokens after which white space is dropped.
-    """
+    """Cuts text at tokens (text, id), the longest first, as llama.cpp does; after some of them white space is dropped."""
 
     def __init__(self, tokens: Iterable[tuple[str, int]], *, strips_right: Container[int] = ()) -> None:
         self._by_head: dict[str, list[tuple[str, int]]] = {}
@@ -128,8 +117,10 @@ class Partition:
         ['x', 8, 7, 'y']
         """
         parts: list[str | int] = [text] if text else []
-        found = sorted(self._present(text), key=lambda entry: (-len(entry[0].encode("utf-8", "surrogateescape")), entry[1]))
-        for needle, token in found:
+        # up to thousands of special tokens begin alike: a few dozen searches where no beginning occurs
+        begun = (tokens for head, tokens in self._by_head.items() if head in text)
+        found = [each for tokens in begun for each in tokens if each[0] in text]
+        for needle, token in sorted(found, key=lambda each: (-len(each[0].encode("utf-8", "surrogateescape")), each[1])):
             before, parts = parts, []
             for part in before:
                 if isinstance(part, int) or needle not in part:
@@ -139,7 +130,6 @@ class Partition:
         return parts
 
     def _cut_one(self, text: str, needle: str, token: int) -> Iterator[str | int]:
-        """Replace one token in a piece of text."""
         start = 0
         while (at := text.find(needle, start)) >= 0:
             if start < at:
@@ -150,14 +140,6 @@ class Partition:
                 start += 1
         if start < len(text):
             yield text[start:]
-
-    def _present(self, text: str) -> list[tuple[str, int]]:
-        """List the tokens that occur in the text at all.
-
-        Vocabularies have up to thousands of special tokens, which begin alike: a few dozen searches where no beginning occurs.
-        """
-        found = (tokens for head, tokens in self._by_head.items() if head in text)
-        return [each for tokens in found for each in tokens if each[0] in text]
 
 
 # Noncharacters, which Unicode keeps for such uses, then private ones: one is taken that no text has.
@@ -186,23 +168,17 @@ class LiteralTexts:
 
     @cached_property
     def _begins(self) -> re.Pattern[str]:
-        """Where one of them begins."""
         return re.compile(f"(?=(?:{'|'.join(map(re.escape, self._specials))}))") if self._specials else re.compile(r"(?!)")
 
     @cached_property
     def _parts(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The strings that they may begin with, and the strings that they may end with."""
         cuts = [(text, n) for text in self._specials for n in range(1, len(text))]
         return frozenset(text[:n] for text, n in cuts), frozenset(text[n:] for text, n in cuts)
 
     def marked(self, values: Any, *others: str) -> tuple[Any, str]:
-        """Mark all strings in values of JSON, the names of fields left out.
+        """Values of JSON with their strings, but no names of fields, marked, and the separator, which `others` lack, too.
 
-        Returns:
-            The values with separators, and the separator, which `others` do not hold either.
-
-        Raises:
-            OptionError: the values hold every character that could be one, or a value that JSON cannot write.
+        Raises OptionError: they hold every character that could be one, or a value that JSON cannot write.
         """
         try:
             used = set(chain(json.dumps(values, ensure_ascii=False), *others))

@@ -37,11 +37,7 @@ class _CallHabits:
 
 
 class TemplateHabits:
-    """Fits conversations to a template.
-
-    Args:
-        write: renders messages with tools; None where the template fails or refuses.
-    """
+    """Fits conversations to a template; `write` renders messages with tools, None where the template fails or refuses."""
 
     def __init__(self, write: Callable[[Messages, Tools], str | None]) -> None:
         self._write = write

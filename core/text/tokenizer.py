@@ -11,8 +11,7 @@ from functools import cached_property
 from augury.errors import OptionError, PromptTooLongError
 from augury.memory_limit import require_address_space
 from augury.text.bpe import BytePairCodec, DnaCodec
-from augury.text.plamo import PlamoCodec
-from augury.text.sentence_piece import SentencePieceCodec
+from augury.text.sentence_piece import PlamoCodec, SentencePieceCodec
 from augury.text.special_token import Partition, TokenType
 from augury.text.vocabulary import Codec, Vocabulary, read_vocabulary
 
@@ -124,7 +123,6 @@ class Tokenizer:
         return ids
 
     def _adds(self, end: str) -> bool:
-        """Whether texts begin with bos, or end with eos, by default."""
         vocabulary, codec = self._vocabulary, self._codec
         if end == "bos" and isinstance(codec, BytePairCodec) and vocabulary.pre in ("gemma4", "granite-embed-multi-311m"):
             return True
@@ -148,7 +146,6 @@ class Tokenizer:
 
     @cached_property
     def _n_longest(self) -> int:
-        """Bytes of the longest token."""
         if self.kind == "hybriddna":
             return _WORD
         texts, longest = self._vocabulary.tokens, 1
@@ -159,16 +156,10 @@ class Tokenizer:
         return longest
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
-        """Decode token ids; bytes that are not UTF-8 become U+FFFD.
+        """Decode token ids; bytes that are not UTF-8 become U+FFFD. Raises OptionError: an id is none of the vocabulary's.
 
-        Args:
-            ids: tokens.
-            skip_special: leave out control and unknown tokens.
-            continues: the text goes on from other text: the space that begins it, in vocabularies whose texts are encoded
-                with a space before them, is one to keep.
-
-        Raises:
-            OptionError: an id is none of the vocabulary's.
+        With `skip_special` control and unknown tokens are left out. If it `continues` other text, a space that begins it is
+        kept, in vocabularies whose texts are encoded with a space before them.
         """
         decoder = StreamDecoder(self, skip_special=skip_special, continues=continues)
         return "".join([*map(decoder.push, ids), decoder.flush()])
@@ -190,8 +181,7 @@ class Tokenizer:
     def text(self, token: int) -> str:
         """The vocabulary's own text for a token, as vocabularies are compared; bytes that are not UTF-8 are surrogate escapes.
 
-        Raises:
-            OptionError: the id is none of the vocabulary's.
+        Raises OptionError: the id is none of the vocabulary's.
         """
         if not 0 <= token < self.n_vocab:
             raise OptionError(f"token id {token} is not in the vocabulary, expected 0 to {self.n_vocab - 1}")
@@ -208,11 +198,9 @@ class Tokenizer:
         return self._types[token] == TokenType.NORMAL
 
     def _partition(self, *types: TokenType) -> Partition:
-        """The pattern that cuts text at the tokens of these types."""
         vocabulary = self._vocabulary
         return Partition(
-            [(vocabulary.tokens[token], token) for token in vocabulary.of_type(*types)],
-            strips_right=vocabulary.strips_right,
+            [(vocabulary.tokens[token], token) for token in vocabulary.of_type(*types)], strips_right=vocabulary.strips_right
         )
 
 
@@ -246,11 +234,9 @@ class StreamDecoder:
 
 
 def load_tokenizer(metadata: Mapping[str, object]) -> Tokenizer | None:
-    """Build the tokenizer that a model file's metadata describes, or return None if it has none.
+    """The tokenizer that a model file's metadata describes, or None if it has none.
 
-    Raises:
-        ModelFileError: the metadata is damaged or contradicts itself.
-        UnsupportedError: a kind of vocabulary, or a way to cut text into words, that augury does not know.
+    Raises ModelFileError: it is damaged or contradicts itself. UnsupportedError: its kind, or way to cut words, is unknown.
     """
     vocabulary = read_vocabulary(metadata, _CODECS)
     if vocabulary is None:

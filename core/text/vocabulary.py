@@ -29,15 +29,10 @@ SPACE = "▁"
 
 
 class Codec(ABC):
-    """One kind of vocabulary: how text between special tokens is encoded, and the spelling of a normal token.
+    """One kind of vocabulary: how text between special tokens is encoded, and the spelling of a normal token."""
 
-    Attributes:
-        adds_bos: Whether texts begin with the bos token where the file does not say.
-        adds_space_prefix: Whether a space is put before text where the file does not say.
-    """
-
-    adds_bos = False
-    adds_space_prefix = False
+    adds_bos = False  # whether texts begin with the bos token where the file does not say
+    adds_space_prefix = False  # whether a space is put before text where the file does not say
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -105,11 +100,9 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Vocabulary | None:
-    """Read and check the vocabulary that a model file's metadata holds, or return None if there is none.
+    """The vocabulary that a model file's metadata holds, or None. Raises UnsupportedError: it is none of these `kinds`.
 
-    Raises:
-        UnsupportedError: it is none of these `kinds`.
-        ModelFileError: part of it is missing, of a wrong type or length, or refers to tokens that do not exist.
+    Raises ModelFileError: a part is missing, of a wrong type or length, or refers to tokens that do not exist.
     """
     kind = _optional(metadata, "model", str)
     if kind is None or kind in ("none", "no_vocab"):
@@ -139,11 +132,7 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
 
 
 def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
-    """Look up `tokenizer.ggml.<key>`, an array of strings that must be there.
-
-    Raises:
-        ModelFileError: it is missing or something else.
-    """
+    """`tokenizer.ggml.<key>`, an array of strings. Raises ModelFileError: it is missing or something else."""
     value = metadata.get(_PREFIX + key)
     if value is None:
         raise ModelFileError(f"{_PREFIX}{key} is missing, expected an array of strings; convert the model again")
@@ -153,10 +142,7 @@ def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
 
 
 def _strips(metadata: Mapping[str, object], ids: Mapping[str, int], types: np.ndarray) -> frozenset[int]:
-    """The special tokens that take white space after them; files do not say.
-
-    Source: the end of llama.cpp's `llama_vocab::impl::load`.
-    """
+    """The special tokens that take white space after them, as the end of llama.cpp's `llama_vocab::impl::load` says."""
     if not re.search("phi-?3", str(metadata.get("general.name")).lower()):
         return frozenset()
     special = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN))).tolist()
@@ -164,11 +150,7 @@ def _strips(metadata: Mapping[str, object], ids: Mapping[str, int], types: np.nd
 
 
 def _token(metadata: Mapping[str, object], kind: str, key: str, n_vocab: int) -> int | None:
-    """The token that `tokenizer.ggml.<key>` names, or the one that it is in vocabularies of this kind.
-
-    Raises:
-        ModelFileError: there is no such token.
-    """
+    """The token that `tokenizer.ggml.<key>` names, or the kind's own. Raises ModelFileError: there is no such token."""
     if f"{_PREFIX}{key}" not in metadata:
         default = _DEFAULTS.get(kind, {}).get(key, n_vocab)
         return default if default < n_vocab else None
@@ -191,7 +173,6 @@ def _warn_of_tokens(metadata: Mapping[str, object], kind: str, n_vocab: int) -> 
 
 
 def _optional(metadata: Mapping[str, object], key: str, kind: type[Kind]) -> Kind | None:
-    """Look up a value of this kind that may be missing."""
     value = metadata.get(_PREFIX + key)
     if value is None:
         return None
@@ -202,7 +183,6 @@ def _optional(metadata: Mapping[str, object], key: str, kind: type[Kind]) -> Kin
 
 
 def _numbers(metadata: Mapping[str, object], key: str, dtypes: str, n_vocab: int | None = None) -> np.ndarray | None:
-    """Look up an array of numbers that may be missing, one per token if `n_vocab` is given."""
     value = metadata.get(_PREFIX + key)
     if value is None:
         return None
@@ -218,7 +198,6 @@ def _numbers(metadata: Mapping[str, object], key: str, dtypes: str, n_vocab: int
 
 
 def _described(value: object) -> str:
-    """Name a value for a message, in few words however large it is."""
     if isinstance(value, list | np.ndarray):
         return f"an array of {len(value)} entries"
     text = repr(value)

@@ -20,7 +20,7 @@ import numpy as np
 from augury.drafters.ngram import MAX_CORPUS_TOKENS, kernels
 from augury.errors import ModelFileError, OptionError
 from augury.files.atomic_file import AtomicFile
-from augury.files.checksum import checksum
+from augury.files.cache import checksum
 from augury.log import get_logger
 
 if TYPE_CHECKING:

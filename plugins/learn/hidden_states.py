@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 from attrs import define, field, frozen
 
-from augury.files.checksum import checksum
+from augury.files.cache import checksum
 from augury.log import get_logger
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.files.file_lock import locked
+from augury.files.atomic_file import locked
 from augury.log import get_logger
 from augury.plugins.learn import head, hidden_states
 

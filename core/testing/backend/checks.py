@@ -245,7 +245,6 @@ def handle(subject: BackendSubject) -> None:
 
 
 def _agree(subject: BackendSubject, logits: Pass, n: int) -> None:
-    """See that all methods of a pass over n tokens of a vocabulary say the same."""
     rows = logits.rows().copy()
     ids = np.array([7, 0, n - 1], np.int32)
     some = np.array([len(rows) - 1, *range(len(rows))], np.int32)  # in an order of their own, one twice

@@ -52,11 +52,7 @@ class BackendSubject:
         with tempfile.TemporaryDirectory(prefix="augury-tiny-") as folder:
             path = Path(folder) / "tiny.gguf"
             write_tiny_model(
-                path,
-                weight_type=weight_type,
-                output_norm=output_norm,
-                has_mtp=has_mtp,
-                tensors=_MIXING if has_mtp else {},
+                path, weight_type=weight_type, output_norm=output_norm, has_mtp=has_mtp, tensors=_MIXING if has_mtp else {}
             )
             file = ModelFile.open(path)
             try:

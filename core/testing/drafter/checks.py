@@ -168,7 +168,6 @@ def ahead(subject: Subject) -> None:
 
 
 def _compare(subject: Subject, promise: Contract, option: str, scripts: list[ScriptedRequest]) -> None:
-    """See that requests get the same drafts with an option of the loop and without it."""
     drafts = []
     for value in (True, False):
         options: Any = {option: value}
@@ -219,7 +218,6 @@ def ends_and_closes(subject: Subject) -> None:
 
 
 def _outside(option: Option) -> Iterator[Any]:
-    """Values that an option must refuse."""
     step = 1 if option.kind is int else 0.001
     if option.ge is not None:
         yield option.ge - step

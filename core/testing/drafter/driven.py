@@ -78,8 +78,7 @@ _WAYS = (
 )
 
 REPEATING = ScriptedRequest(
-    prompt=_PHRASE * 16,
-    rounds=tuple(ScriptedRound(_WAYS[i % 9], (64, 5, 1, 16, 9)[i % 5]) for i in range(24)),
+    prompt=_PHRASE * 16, rounds=tuple(ScriptedRound(_WAYS[i % 9], (64, 5, 1, 16, 9)[i % 5]) for i in range(24))
 )
 """One long enough for any n-gram, with everything that may become of a draft."""
 
@@ -285,14 +284,10 @@ class DrivenLoop:
         pace: Pace | None = None,
         **values: Any,
     ) -> None:
-        """Load the same as an engine would, with other `values` of the drafter's options.
+        """Load as an engine would, with other `values` of the drafter's options. Raises AuguryError: it refuses to be made.
 
-        Where it can, the drafter drafts for several slots together if `is_together`, and ahead if `is_ahead`. `pace` says how
-        deep it pays to draft.
-
-        Raises:
-            AuguryError: The drafter refuses to be made.
-            ContractError: It fails when it is made.
+        Where it can, it drafts for several slots together if `is_together`, and ahead if `is_ahead`. `pace` says how deep it
+        pays to.
         """
         options = subject.options(**values)
         self._loader = Loader(subject.registry, make_backend(subject.registry, "toy"), Progress())
@@ -367,6 +362,4 @@ class DrivenLoop:
 
 
 class _Other(ToyDrafter):
-    """The company."""
-
     name = "another"

@@ -162,12 +162,7 @@ def answers(name: str, engine: Engine, params: dict[str, Any], report: DrafterRe
 
 
 def counted(name: str, run: Callable[[], list[Result]], report: DrafterReport) -> list[Result]:
-    """The result of `run`, added to the report.
-
-    Raises:
-        ContractError: An engine fell over its drafters, or lost count.
-        AuguryError: Requests were refused.
-    """
+    """The result of `run`, added to the report. Raises ContractError: an engine fell over its drafters, or lost count."""
     with contract.ERROR.kept(name, ", in a running engine", (AuguryError,)):
         results = run()
     for result in results:
@@ -283,11 +278,7 @@ def per_request(subject: Subject) -> None:
 
 
 def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed: bool) -> DrafterReport:
-    """Two drafters in a chain leave the output as it is, and every accepted token is said to be from one of them.
-
-    Raises:
-        ContractError: It is another.
-    """
+    """See that two drafters in a chain leave the output as it is, and that each accepted token is said to be of one of them."""
     report = DrafterReport()
     with engine_with(first, second, registry=first.registry, backend=backend, slots=2, is_fixed=is_fixed) as engine:
         results = answers(f"{first.name};{second.name}", engine, WAYS[way] | first.params | second.params, report)

@@ -19,20 +19,9 @@ from augury.passes import ArrayPass
 from augury.registry import Registry
 from augury.sampling import SamplingParams
 from augury.testing.contract import Checks, require_hypothesis
-from augury.testing.drafter import contract
+from augury.testing.drafter import contract, engines
 from augury.testing.drafter.checks import DRIVEN_CHECKS, any_script, reproducible, together
 from augury.testing.drafter.driven import PROMPTS, DrafterReport, Subject
-from augury.testing.drafter.engines import (
-    ENGINE_CHECKS,
-    N_TOKENS,
-    WAYS,
-    answers,
-    compare,
-    counted,
-    engine_with,
-    output,
-    plain,
-)
 from augury.testing.tiny_model import PERIOD
 from augury.testing.toys import find_plugin
 
@@ -60,24 +49,26 @@ def driven(subject: Subject) -> None:
 def counts(subject: Subject) -> None:
     """Keeps count where it is verified by rejection."""
     for i, backend in enumerate(subject.backends):
-        ways = WAYS if i == 0 else ("greedy", ("sampled", "penalised")[i % 2])
-        with engine_with(_by_rejection(subject), registry=subject.registry, backend=backend, slots=3) as engine:
-            results = {way: answers(subject.name, engine, WAYS[way] | subject.params, subject.report) for way in ways}
+        ways = engines.WAYS if i == 0 else ("greedy", ("sampled", "penalised")[i % 2])
+        with engines.engine_with(_by_rejection(subject), registry=subject.registry, backend=backend, slots=3) as engine:
+            results = {
+                way: engines.answers(subject.name, engine, engines.WAYS[way] | subject.params, subject.report) for way in ways
+            }
         lengths = [len(result.tokens) for each in results.values() for result in each]
-        if lengths != [N_TOKENS] * len(lengths):
-            raise contract.COUNTS.broken(subject.name, f"answers of {lengths} tokens, {N_TOKENS} were asked for")
-        expected = plain(subject.registry, backend, "greedy")
-        compare(subject.name, f"greedy by rejection on {backend}", expected, output(results["greedy"]))
+        if lengths != [engines.N_TOKENS] * len(lengths):
+            raise contract.COUNTS.broken(subject.name, f"answers of {lengths} tokens, {engines.N_TOKENS} were asked for")
+        expected = engines.plain(subject.registry, backend, "greedy")
+        engines.compare(subject.name, f"greedy by rejection on {backend}", expected, engines.output(results["greedy"]))
 
 
 @REJECTION_CHECKS.add
 def distribution(subject: Subject) -> None:
     """Keeps the distribution where it is verified by rejection."""
-    with engine_with(_by_rejection(subject), registry=subject.registry, slots=_N_SLOTS) as engine:
+    with engines.engine_with(_by_rejection(subject), registry=subject.registry, slots=_N_SLOTS) as engine:
         chances = _chances(engine)
         seeds = range(_N_ANSWERS)
         asked = [engine.submit(_PROMPT, max_tokens=_LENGTH, ignore_eos=True, seed=seed, **_CHOICES) for seed in seeds]
-        results = counted(subject.name, lambda: [running.result() for running in asked], subject.report)
+        results = engines.counted(subject.name, lambda: [running.result() for running in asked], subject.report)
     seen = Counter(result.tokens for result in results)
     if strange := seen.keys() - chances.keys():
         raise contract.DISTRIBUTION.broken(subject.name, f"the answer {min(strange)}, which the target never gives")
@@ -122,7 +113,7 @@ def _distance(found: np.ndarray, expected: np.ndarray) -> float:
     return float(((chi_square / n_free) ** (1 / 3) - (1 - variance)) / variance**0.5)
 
 
-DRAFTER_CHECKS = Checks([*DRIVEN_CHECKS, *REJECTION_CHECKS, *ENGINE_CHECKS])
+DRAFTER_CHECKS = Checks([*DRIVEN_CHECKS, *REJECTION_CHECKS, *engines.ENGINE_CHECKS])
 
 
 def check_drafter(

@@ -165,7 +165,6 @@ def _watch(ask: Ask) -> Watched:
 
 
 def _odd_probabilities(draft: Draft) -> str | None:
-    """The fault of the tokens' distributions, or None."""
     if (probabilities := draft.probabilities) is None:
         return None
     is_drawn = probabilities.any(axis=1)

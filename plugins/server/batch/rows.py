@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Self
 from attrs import frozen
 
 from augury.errors import AuguryError, OptionError
-from augury.files.file_lock import locked
+from augury.files.atomic_file import locked
 
 _SYNC_EVERY_S = 1.0
 

@@ -14,12 +14,12 @@ from augury.cli.command_line import make_parser
 from augury.cli.drafter_flags import (
     drafter_of_model,
     drafter_options,
+    flag_of,
     leave_out_unused,
     memory_options,
     names_in_use,
     split_draft_limits,
 )
-from augury.cli.option_flags import flag_of
 from augury.drafters.draft_model import DraftModelOptions
 from augury.errors import OptionError
 from augury.options import options_of

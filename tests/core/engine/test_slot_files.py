@@ -217,7 +217,7 @@ def test_an_erased_slot_holds_nothing_and_one_in_use_is_not_erased(tmp_path):
             engine.erase_slot(0)
 
 
-@pytest.mark.parametrize("step", ["slot_files.SavedSlot.of", "stats.RequestCounter.summary", "stats.EngineCounter.ended"])
+@pytest.mark.parametrize("step", ["slots.SavedSlot.of", "stats.RequestCounter.summary", "stats.EngineCounter.ended"])
 def test_a_caller_hears_of_the_end_where_a_step_of_it_fails(monkeypatch, step):
     def failing(*_):
         raise RuntimeError("a fault")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.damage import disk_is_full
 
-from augury.files import file_lock
+from augury.files import atomic_file
 from augury.files.atomic_file import AtomicFile, is_being_written, sweep, write_atomically
 
 # Begins to write a file, says so, and waits to be ended.
@@ -46,7 +46,7 @@ def no_locks(monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(file_lock._fcntl, "flock", refuse)
+    monkeypatch.setattr(atomic_file._fcntl, "flock", refuse)
 
 
 def names_in(folder):
@@ -123,7 +123,7 @@ def test_a_mapping_that_outlives_the_block_keeps_nobody_waiting(tmp_path):
         mapped = mmap.mmap(out.file.fileno(), 0)
         out.publish()
     with (tmp_path / "file").open("rb") as file:
-        assert file_lock.locked(file)
+        assert atomic_file.locked(file)
     mapped.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
-from augury.files.token_match import TOKENS, check_tokens
+from augury.files.mtp_file import TOKENS, check_tokens
 
 TEXTS = [f"t{i}" for i in range(20)]
 
