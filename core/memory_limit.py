@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # typing's own would be imported for this alone, at the v
 # Messages of the loader of shared libraries and of Python when memory has run out, beside MemoryError and ENOMEM.
 _SIGNS = ("failed to map segment", "cannot allocate memory", "can't start new thread")
 _OF_PROMPTS = 4  # they have that part of the memory at most: models, their slots and others need the rest
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _ADVICE = "ask for less context, fewer slots or threads, or raise the limit (ulimit -v, or the container's)"
 
 
@@ -34,6 +35,14 @@ def _n_bytes_installed() -> int:
     n_kib = ctypes.c_ulonglong()
     ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(n_kib))  # type: ignore[attr-defined]
     return n_kib.value << 10
+
+
+def size_text(n_bytes: int) -> str:
+    """A number of bytes in the unit that suits it."""
+    size, unit = float(n_bytes), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.1f} {_UNITS[unit]}" if unit else f"{n_bytes} bytes"
 
 
 def n_bytes_for_prompts(n_mib: int, n_taken: int = 0) -> int:

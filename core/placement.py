@@ -16,6 +16,7 @@ from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Backend
 from augury.log import get_logger
+from augury.memory_limit import size_text
 from augury.options import build
 from augury.registry import Registry
 from augury.stages import Stage, StagedBackend
@@ -192,8 +193,8 @@ class _Placing:
         if self._lack(stages, is_auto=False) is None:
             return
         lines = [
-            f"{gpu.device.name} ({gpu.device.description}) needs {_size(self._n_bytes(gpu, first, end))} for "
-            f"{_layers(first, end, self._n)}, {_size(gpu.device.n_bytes_free)} of {_size(gpu.device.n_bytes)} are free"
+            f"{gpu.device.name} ({gpu.device.description}) needs {size_text(self._n_bytes(gpu, first, end))} for "
+            f"{_layers(first, end, self._n)}, {size_text(gpu.device.n_bytes_free)} of {size_text(gpu.device.n_bytes)} are free"
             for gpu, first, end in stages
         ]
         raise CapacityError(f"{self._what} does not fit: {'; '.join(lines)}; {_ADVICE}")
@@ -214,7 +215,3 @@ def _layers(first: int, end: int, n: int) -> str:
     last = min(end, n - 1) - 1
     several = "" if last < first else f"layer {first}" if first == last else f"layers {first} to {last}"
     return " and ".join(each for each in (several, "the output" if end == n else "") if each)
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / 2**20:.1f} MiB"

@@ -48,17 +48,6 @@ _NAME = re.compile(r"[\w.-]+")  # which `parse_specs` reads
 
 
 @frozen
-class PluginRecord:
-    """A class that can be used, and where it came from."""
-
-    kind: str
-    name: str
-    plugin: type[Plugin]
-    distribution: str
-    version: str
-
-
-@frozen
 class FunctionRecord:
     """What a plugin's functions do, which offer no class: they observe, choose or add commands."""
 
@@ -66,6 +55,13 @@ class FunctionRecord:
     name: str
     distribution: str
     version: str
+
+
+@frozen
+class PluginRecord(FunctionRecord):
+    """A class that can be used, and where it came from."""
+
+    plugin: type[Plugin]
 
 
 @frozen
@@ -166,7 +162,7 @@ class Registry:
             raise PluginError(f"{hook} returned {found!r}, expected a list of classes")
         for cls in found:
             _check(kind, cls, distribution)
-            yield PluginRecord(kind, cls.name, cls, distribution, version)
+            yield PluginRecord(kind, cls.name, distribution, version, cls)
 
     def _add(self, record: PluginRecord) -> None:
         names, keyword = (record.name, *record.plugin.aliases), getattr(record.plugin, "keyword", None)

@@ -20,12 +20,12 @@ from augury.files.cache import cache_folder, packed_copies
 from augury.files.gguf import ModelFile
 from augury.files.models import open_model, removable, remove_model, resolve, source_of, stored_models
 from augury.interfaces import FoundModel
+from augury.memory_limit import size_text
 from augury.registry import Registry
 
 _TEMPLATE = "tokenizer.chat_template"
 _N_SHOWN = 8  # of a long array's items
 _N_LETTERS = 100  # of a long text
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def add_parsers(subparsers: Any, registry: Registry) -> None:
@@ -248,11 +248,3 @@ def _array(value: object) -> tuple[int, list[Any]] | None:
 def _printable(text: str) -> str:
     """Text with control characters escaped, which a terminal would obey."""
     return "".join(letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in text)
-
-
-def size_text(n_bytes: int) -> str:
-    """A number of bytes in the unit that suits it."""
-    size, unit = float(n_bytes), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.1f} {_UNITS[unit]}" if unit else f"{n_bytes} bytes"

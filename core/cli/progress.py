@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from augury.interfaces import Progress
@@ -30,7 +29,7 @@ class ProgressDisplay(Progress):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __call__(self, task: str, done: int, total: int) -> None:

@@ -194,6 +194,4 @@ def check_architecture(
     """
     found = (registry or registry_with_toys()).find("architecture", architecture)
     opened = file if isinstance(file, ModelFile) else ModelFile.open(file)
-    subject = ArchitectureSubject(found, opened)
-    for check in ARCHITECTURE_CHECKS:
-        check.run(subject)
+    ARCHITECTURE_CHECKS.run(ArchitectureSubject(found, opened))

@@ -60,6 +60,11 @@ class Check:
 class Checks(list[Check]):
     """A conformance suite, in the order in which it is run."""
 
+    def run(self, subject: Any) -> None:
+        """Run all of them. Raises ContractError: the subject breaks a contract."""
+        for check in self:
+            check.run(subject)
+
     def add(self, run: Run) -> Run:
         """Decorate a check; its name is the first line of its docstring."""
         first = (run.__doc__ or run.__name__).partition("\n")[0]

@@ -186,6 +186,4 @@ def check_source(source: type[Source] | str, reference: str, unknown: str, *, re
     is a reference that it handles and cannot fetch, such as a model that does not exist. For the rest see `augury.testing`.
     """
     found = (registry or registry_with_toys()).find("source", source)
-    subject = SourceSubject(found, reference, unknown)
-    for check in SOURCE_CHECKS:
-        check.run(subject)
+    SOURCE_CHECKS.run(SourceSubject(found, reference, unknown))

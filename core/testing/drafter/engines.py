@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise, zip_longest
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -128,10 +127,10 @@ class StrictEngine(Engine):
         self._failures = failures = list[tuple[str, str, BaseException]]()
         self._drafting.on_failure = lambda *failure: failures.append(failure[:3])  # the thread must not hold the engine
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Close. Raises ContractError: a drafter failed."""
-        super().__exit__(kind, error, trace)
-        if error is None and self._failures:
+        super().__exit__(*raised)
+        if raised == (None, None, None) and self._failures:
             name, method, failure = self._failures[0]
             with contract.ERROR.kept(name, f", in `{method}`, in a running engine"):
                 raise failure

@@ -133,8 +133,7 @@ def check_drafter(
     True
     """
     subject = drafter_subject(drafter, options, backends=backends, registry=registry)
-    for check in DRAFTER_CHECKS:
-        check.run(subject)
+    DRAFTER_CHECKS.run(subject)
     return subject.report
 
 
