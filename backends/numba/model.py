@@ -41,11 +41,7 @@ class CompiledModel(Model):
         return None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
 
     def _check_chain(self, batch: Batch, n_passes: int) -> None:
-        """Check that the tokens that a chain of passes chooses fit into their slots, too.
-
-        Raises:
-            CapacityError: They do not.
-        """
+        """Check that the tokens that a chain of passes chooses fit into their slots, too. Raises CapacityError: they do not."""
         if (last := int(batch.positions.max()) + n_passes - 1) >= (n_ctx := self.state_spec.n_ctx):
             raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
 

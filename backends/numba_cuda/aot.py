@@ -214,11 +214,7 @@ class Compiler:
         self.folder = (folder or cubins_folder()) / f"sm_{capability[0]}0-{_key()}"
 
     def binaries(self, kernels: Sequence[Kernel], progress: Progress) -> dict[str, Binary]:
-        """The machine code of kernels by name.
-
-        Raises:
-            UnsupportedError: Some is not kept, and there is no compiler.
-        """
+        """The machine code of kernels by name. Raises UnsupportedError: some is not kept, and there is no compiler."""
         made = {}
         for i, kernel in enumerate(kernels):
             progress("compile kernels", i, len(kernels))

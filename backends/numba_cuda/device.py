@@ -93,11 +93,7 @@ class Device:
         self._n_bytes: dict[str, int] = {}
 
     def allocate(self, n_bytes: int, purpose: str) -> Pointer:
-        """Where memory begins that holds zeros.
-
-        Raises:
-            MemoryError: There is not enough.
-        """
+        """Where memory begins that holds zeros. Raises MemoryError: there is not enough."""
         n_bytes = -(-max(n_bytes, 1) // _ALIGNMENT) * _ALIGNMENT
         made = Pointer(self._allocate(n_bytes))
         self._n_bytes[purpose] = self._n_bytes.get(purpose, 0) + n_bytes

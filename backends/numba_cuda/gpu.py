@@ -35,11 +35,7 @@ class Gpu(Device):
     """
 
     def __init__(self, number: int, *, has_graphs: bool = True) -> None:
-        """Open a GPU.
-
-        Raises:
-            UnsupportedError: There is no such GPU.
-        """
+        """Open a GPU. Raises UnsupportedError: there is no such GPU."""
         super().__init__(number)
         from cuda.bindings import driver
 

@@ -103,11 +103,7 @@ def rows_of(linear: Linear) -> int:
 
 
 def check_types(file: ModelFile, plan: ModelPlan) -> None:
-    """Refuse types of weights that have no kernels.
-
-    Raises:
-        UnsupportedError: There is one.
-    """
+    """Refuse types of weights that have no kernels, with UnsupportedError."""
     for part in plan.tensors():
         if isinstance(part, Linear | Matrices):
             kind = file.tensor(part.weight, part.shapes[part.weight]).type

@@ -151,11 +151,7 @@ class LoweredBlock:
     """A block's operations, with their caches and states of slots."""
 
     def __init__(self, block: Block, options: ModelOptions, weights: Weights, n_embd: int) -> None:
-        """Lower a block, and allocate its caches and states.
-
-        Raises:
-            CapacityError: There is no memory for them.
-        """
+        """Lower a block, and allocate its caches and states. Raises CapacityError: there is no memory for them."""
         build = block.lowered(n_embd)
         self.x, self.before, self.embedded = build.x, build.before, build.embedded
         self.operations = build.operations

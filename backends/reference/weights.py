@@ -28,11 +28,7 @@ class Weights:
 
     @classmethod
     def load(cls, file: ModelFile, plan: ModelPlan, progress: Progress) -> Weights:
-        """Dequantise the tensors of `plan`, each once.
-
-        Raises:
-            ModelFileError: A tensor is missing or has another shape.
-        """
+        """Dequantise the tensors of `plan`, each once. Raises ModelFileError: a tensor is missing or has another shape."""
         tensors = [file.tensor(name, shape) for name, shape in plan.shapes().items()]
         arrays, lent = dict[str, np.ndarray](), set[str]()
         done, total = 0, sum(tensor.n_bytes for tensor in tensors)

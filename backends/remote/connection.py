@@ -27,11 +27,7 @@ _ERRORS = {kind.__name__: kind for kind in (AuguryError, CapacityError, ModelFil
 
 
 def zmq_library() -> Any:
-    """The library ZeroMQ, imported when a node is asked for.
-
-    Raises:
-        UnsupportedError: It is not installed.
-    """
+    """The library ZeroMQ, imported when a node is asked for. Raises UnsupportedError: it is not installed."""
     try:
         import zmq
     except ImportError:
@@ -126,11 +122,7 @@ class Endpoint:
         return f"node:{self.address}"
 
     def connect(self, wait_s: float | None = None) -> Connection:  # noqa: ARG002 - for nodes whose address has yet to be known
-        """Begin to connect, after `wait_s` seconds at most.
-
-        Raises:
-            LostDeviceError: There is no such node just now.
-        """
+        """Begin to connect, after `wait_s` seconds at most. Raises LostDeviceError: there is no such node just now."""
         return Connection(self.address, known_key())
 
     def close(self) -> None:

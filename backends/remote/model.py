@@ -45,11 +45,7 @@ class RemoteModel(Model):
     chain_rows = _CHAIN_ROWS
 
     def __init__(self, endpoint: Endpoint, request: Message, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> None:
-        """Have a node load what `request` says, and wait for it.
-
-        Raises:
-            AuguryError: The node cannot be reached, or refuses.
-        """
+        """Have a node load what `request` says, and wait for it. Raises AuguryError: the node cannot be reached, or refuses."""
         self.info, self.features, self.options = ModelInfo.of(file, plan), plan.features, options
         self._endpoint, self._request = endpoint, request
         self._connection: Connection | None = endpoint.connect()

@@ -70,11 +70,7 @@ class Message:
 
     @classmethod
     def of(cls, frames: Sequence[bytes]) -> Message:
-        """Read a message.
-
-        Raises:
-            WireError: It is none.
-        """
+        """Read a message, or raise WireError if it is none."""
         if len(frames) != 1 or len(frame := frames[0]) < _LENGTH_BYTES:
             raise WireError(f"a message of {len(frames)} frames, expected one with a header")
         start = _LENGTH_BYTES + int.from_bytes(frame[:_LENGTH_BYTES], "little")

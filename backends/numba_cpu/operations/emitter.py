@@ -94,10 +94,6 @@ def records(*operations: type[Operation], **attributes: Any) -> Callable[[_Write
 
 
 def require_multiple(n: int, of: int, what: str) -> None:
-    """Refuse a size that kernels take only in whole parts.
-
-    Raises:
-        UnsupportedError: It is no multiple.
-    """
+    """Refuse a size that kernels take only in whole parts, with UnsupportedError."""
     if n % of:
         raise UnsupportedError(f"{what}, expected a multiple of {of}; use backend reference")
