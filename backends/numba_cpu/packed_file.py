@@ -54,12 +54,8 @@ class PackedFile:
     ) -> None:
         """Find its name; nothing is read.
 
-        Args:
-            file: The model file of the matrices.
-            tensors: Those of the matrices.
-            layout: Where they lie.
-            is_needed: Whether they do not fit into memory. No start then reads them all to compare checksums: the file gets its
-                name once it is on the disk, and not the name of one that might have been cut short by a crash.
+        It `is_needed` where the matrices do not fit into memory. No start then reads them all to compare checksums: the file
+        gets its name once it is on the disk, and not the name of one that might have been cut short by a crash.
         """
         self._is_needed = is_needed
         described = [(name, tensor.type.name, tensor.shape, layout.spans[name]) for name, tensor in tensors.items()]

@@ -34,14 +34,9 @@ class BestTokens:
     def find(
         self, place: tuple[int, int, int], rows: Sequence[int] | None, n_rows: int, n: int, k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The ids and logits (n_rows, k) of the best tokens.
+        """The ids and logits (n_rows, k) of the best of n tokens; `place` is the first three arguments of `kernels.best`.
 
-        Args:
-            place: The first three arguments of `kernels.best`.
-            rows: Which ones; None: all, and from a row whose best logit is infinite -1 is chosen.
-            n_rows: How many rows.
-            n: Logits of a row.
-            k: How many tokens.
+        Without `rows` they are of all, and from a row whose best logit is infinite -1 is chosen.
         """
         if k not in self._rooms or len(self._rooms[k][0]) < n_rows:
             m = max(n_rows, 1)

@@ -89,14 +89,7 @@ class Lowering(PlanEmitters[BlockEmitter, "Streams"]):
         return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *passes.KERNELS, follow]))
 
     def program(self, size: Size, parts: Parts, staged: np.ndarray, fetched: np.ndarray) -> Program:
-        """A program for passes of a size.
-
-        Args:
-            size: The size of the passes.
-            parts: The parts that they go through.
-            staged: The staging array that their inputs are written to.
-            fetched: That to which best tokens and their logits are copied.
-        """
+        """A program for passes of a size: inputs come from `staged`, best tokens and their logits go to `fetched`."""
         steps = self.steps(size, parts).steps
         return self._device.program(steps, (staged, self.inputs), (self.buffers["best"], fetched))
 
@@ -122,11 +115,7 @@ class Lowering(PlanEmitters[BlockEmitter, "Streams"]):
     def following(self, size: Size, parts: Parts, names: Pointer | None, n_named: int) -> Program:
         """A program for a pass over the best tokens after the rows of the last one, which are not asked for.
 
-        Args:
-            size: The size of the passes.
-            parts: The parts that they go through.
-            names: The tokens (n_named,) of logits; None: logits are those of all tokens.
-            n_named: How many they are, or 0.
+        Logits are those of the tokens `names` (n_named,), or without such of all.
         """
         given = {"best": self.buffers["best"], "names": names, "n_named": n_named, "n_vocab": self.plan.embedding.n_vocab}
         first = Launch.of(follow, (1,), MAX_ROWS, self.inputs, **given)

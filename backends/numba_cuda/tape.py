@@ -332,12 +332,7 @@ class Tape:
     ) -> bool:
         """Multiply few rows by gate and up, and activate the products, if one launch can do both.
 
-        Args:
-            x: The rows that are multiplied.
-            parts: Gate and up, of as many rows; or the activated matrix alone.
-            to: The rows of the next product.
-            gate: How it is activated.
-            tiles: Which rows go through which of several matrices, if there are such.
+        `parts` are gate and up, of as many rows, or the activated matrix alone; `to` are the rows of the next product.
         """
         size = parts[0].n_out
         if tiles is not None:

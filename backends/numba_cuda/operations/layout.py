@@ -43,12 +43,9 @@ class Layout:
     """
 
     def __init__(self, operations: Sequence[Operation], streams: Container[Value], n_early: int) -> None:
-        """Lay out.
+        """Lay out a block's operations; norms of `streams`, which are x, also as it was before the layer, the tape keeps.
 
-        Args:
-            operations: The operations of a block.
-            streams: x, also as it was before the layer, whose norms the tape keeps.
-            n_early: Operations before the layer, whose values other blocks may not overwrite.
+        Values of the first `n_early` operations, those before the layer, may not be overwritten by other blocks.
         """
         self._operations, self.streams = [*parts_of(operations)], streams
         self.makers = {value: each for each in self._operations for value in each.made}
