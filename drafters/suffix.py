@@ -110,7 +110,6 @@ class Suffix(Drafter):
     traits = DrafterTraits(
         evidence_chances=(*_CHANCES, *_BRANCH_CHANCES),
         is_paced=True,
-        drafts_ahead=True,
         kernels="augury.drafters.ngram.kernels",
     )
 
@@ -166,12 +165,6 @@ class Suffix(Drafter):
 
     def _draft(self, ask: Ask) -> Draft:
         self._learn(ask.history)
-        if not len(ask.guess):
-            return self._proposed(ask)
-        with self._texts.guessed(ask.guess):
-            return self._proposed(ask)
-
-    def _proposed(self, ask: Ask) -> Draft:
         best, others = self._found(ask, self._texts, 0), list[_Found]()
         if self._corpus is not None:
             other = self._found(ask, self._corpus.texts, len(_CHANCES) + len(_BRANCH_CHANCES))

@@ -74,12 +74,11 @@ class DrafterTraits:
         is_paced: Whether `draft_together` follows `Ask.pace`. A costly drafter without it is asked for as many tokens as pay on
             average; one with it ends each draft where the next token would not pay. Any drafter may fill the rest of the limit
             with alternatives, of which the planner takes the ones that pay.
-        drafts_ahead: Whether `draft_together` takes asks with a `guess`. A cheap drafter is then asked in the same round for
-            the tokens after the likeliest path that others propose. A costly one may be asked while the target, on a device of
-            its own, verifies a draft: for the target's token after the draft's likeliest path, and the tokens after that. If
-            the text goes on that way the rest becomes the next draft, otherwise it is thrown away. A later ask may have any
-            history. It is false for drafters that make passes of the `target`, which is busy then, and for drafters that draw
-            at random, which would draw other drafts without such asks.
+        drafts_ahead: Whether `draft_together` takes asks with a `guess`. A costly drafter may then be asked while the target,
+            on a device of its own, verifies a draft: for the target's token after the draft's likeliest path, and the tokens
+            after that. If the text goes on that way the rest becomes the next draft, otherwise it is thrown away. A later ask
+            may have any history. It is false for drafters that make passes of the `target`, which is busy then, and for
+            drafters that draw at random, which would draw other drafts without such asks.
         drafts_at_once: Whether a draft of any length takes a costly drafter the same time, such as a block of one pass. The
             planner then counts that time once; otherwise for each token.
         trip_s: Seconds that each draft takes beside those of its tokens, such as the way to another machine and back.

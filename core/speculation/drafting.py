@@ -246,8 +246,6 @@ class Drafting:
             self._forbid(restricted)
         if not [slot for slot in slots if slot.tree.n]:
             return {slot: VerifiedNodes(slot, probed=probed[slot]) for slot in probed}
-        if [slot for slot in slots if len(slot.by_drafter) > 1]:
-            self._extend(planner, slots, n_others)
         nodes = planner.choose(slots, n_others)
         return {
             slot: VerifiedNodes(slot, slot.tree.part(mine), mine, probed.get(slot))
@@ -260,22 +258,6 @@ class Drafting:
         pace = ask.pace if ask.slot.sequence.speculation.rule.judges_by_text else None
         guard = ask.drafter.guard
         return Ask(guard.drafter, guard.history, ask.slot.limit if pace else ask.k, pace=pace)
-
-    def _extend(self, planner: DraftPlanner, slots: Sequence[SlotProposals], n_others: int) -> None:
-        """Ask lookups for the tokens after the likeliest path, if others proposed its end and that promises to pay."""
-        paths: dict[tuple[SlotProposals, RequestDrafter], list[int]] = {}
-        asks: list[tuple[SlotProposals, RequestDrafter, Ask]] = []
-        for slot, drafter, path in planner.extensions(slots, n_others):
-            if slot.sequence.speculation.rule.judges_by_text and drafter.guard.drafts_ahead:
-                paths[slot, drafter] = path
-                limit = slot.limit - len(path)
-                pace = Pace(limit) if drafter.profile.is_paced else None
-                ask = Ask(drafter.guard.drafter, drafter.guard.history, limit, slot.tree.part(path).tokens, pace)
-                asks.append((slot, drafter, ask))
-        if asks:
-            for slot, drafter, draft in self._ask(asks):
-                slot.add(drafter, draft, paths[slot, drafter][-1])
-            self._forbid([slot for slot, _ in paths if slot.sequence.is_constrained])
 
     def _forbid(self, slots: Sequence[SlotProposals]) -> None:
         for slot in slots:

@@ -101,18 +101,13 @@ class JointTree(Generic[Proposer]):
         rows = self.nodes[FIRST : PROPOSERS + 1, : self.n].T.tolist()
         return [[self.drafters[i] for bits in (first, every & ~first) for i in _places(bits)] for first, every in rows]
 
-    def is_proposed_by(self, proposer: Proposer, node: int) -> bool:
-        """Whether a drafter, which may have proposed nothing at all, proposed a node."""
-        return proposer in self.drafters and bool(self.nodes[PROPOSERS, node] >> self.drafters.index(proposer) & 1)
-
-    def add(self, proposer: Proposer, draft: Draft, chances: Sequence[float] | np.ndarray, after: int = -1) -> np.ndarray:
+    def add(self, proposer: Proposer, draft: Draft, chances: Sequence[float] | np.ndarray) -> np.ndarray:
         """Merge a proposal into it.
 
         Args:
             proposer: Whose.
             draft: k tokens.
             chances: (k,), that each is right where its parent is.
-            after: The node that the draft follows, -1: the history.
 
         Returns:
             The nodes (k,) int64 of its tokens.
@@ -125,7 +120,7 @@ class JointTree(Generic[Proposer]):
             self.nodes, self.chances_and_reach = np.pad(self.nodes, more), np.pad(self.chances_and_reach, more)
         places = np.empty(len(draft.tokens), np.int64)
         tree, own = (self.nodes, self.chances_and_reach, self.n), np.asarray(chances, float)
-        self.n = kernels.add(*tree, draft.tokens, draft.above, own, bit, after, places)
+        self.n = kernels.add(*tree, draft.tokens, draft.above, own, bit, places)
         if (probabilities := draft.probabilities) is not None:
             parents = self.nodes[PARENT]
             for row, token, node in zip(probabilities, draft.tokens, places.tolist(), strict=True):
@@ -245,24 +240,20 @@ class SlotProposals:
         self.tree = JointTree.alone(drafter, draft)
         self.by_drafter[drafter] = Proposal(draft, np.arange(len(draft)))
 
-    def add(self, drafter: RequestDrafter, draft: Draft, after: int = -1, *, is_ahead: bool = False) -> None:
-        """Merge a draft into the tree; after a node, a further one of a drafter that has a proposal."""
+    def add(self, drafter: RequestDrafter, draft: Draft, *, is_ahead: bool = False) -> None:
+        """Merge a drafter's draft into the tree."""
         self.n_top, chances = max(self.n_top, drafter.profile.n_top), drafter.chances
-        before = self.by_drafter[drafter] if after >= 0 else Proposal(draft, _NONE, _NONE, is_ahead)
         if drafter not in self.by_drafter and not (drafter.profile.is_costly or drafter.profile.is_certain):
             self.lookups.append(drafter)
-        self.by_drafter[drafter] = before
+        nodes = buckets = _NONE
         if n := len(draft.tokens):
-            run = -1 if not chances.has_runs else drafter.run if after < 0 else 0
             buckets, own = np.empty(n, np.int64), np.empty(n)
             evidence = _NO_EVIDENCE if draft.evidence is None else draft.evidence
             confidence = _NO_CONFIDENCE if draft.confidence is None else draft.confidence
+            run = drafter.run if chances.has_runs else -1
             kernels.judge(draft.above, evidence, confidence, run, chances.values, buckets, own)
-            nodes = self.tree.add(drafter, draft, own, after)
-            if len(before.nodes):
-                nodes, buckets = np.concatenate([before.nodes, nodes]), np.concatenate([before.buckets, buckets])
-            self.by_drafter[drafter] = before._replace(nodes=nodes, buckets=buckets)
-            self._reach = None
+            nodes, self._reach = self.tree.add(drafter, draft, own), None
+        self.by_drafter[drafter] = Proposal(draft, nodes, buckets, is_ahead)
 
     def forbid(self, nodes: Sequence[int]) -> None:
         """Nothing but these nodes of the tree, which are rising, can be right."""

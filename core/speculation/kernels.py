@@ -72,15 +72,15 @@ def judge(parents, evidence, confidence, run, values, buckets, chances):
         buckets[i], chances[i] = bucket, values[bucket]
 
 
-@compiled(_INTS, _FLOATS, _INT, _READ_ROW, _READ_ROW, _FLOAT_ROW, _INT, _INT, _ROW)
-def add(nodes, chances, n, tokens, parents, own, proposer, after, places):
-    """Merge a draft, its tokens, parents and chances (k,), after a node, into a tree of n nodes.
+@compiled(_INTS, _FLOATS, _INT, _READ_ROW, _READ_ROW, _FLOAT_ROW, _INT, _ROW)
+def add(nodes, chances, n, tokens, parents, own, proposer, places):
+    """Merge a draft, its tokens, parents and chances (k,), into a tree of n nodes.
 
     Returns:
         The new n; `places` (k,) are the nodes of the tokens.
     """
     for i in range(len(tokens)):
-        token, parent, at = tokens[i], parents[i], after
+        token, parent, at = tokens[i], parents[i], -1
         if parent >= 0:
             at = places[parent]
         node = at + 1

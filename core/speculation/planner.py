@@ -207,30 +207,6 @@ class DraftPlanner:
         """Whether it has to be asked by teacher forcing before it drafts again."""
         return drafter.profile.can_be_teacher_forced and drafter.n_missed > CONSTANTS.far_behind
 
-    def extensions(
-        self, slots: Sequence[SlotProposals], n_others: int = 0
-    ) -> list[tuple[SlotProposals, RequestDrafter, list[int]]]:
-        """The lookups to ask for tokens after the likeliest path of a slot, whose end others propose.
-
-        Asking pays where one more token is likely enough to be worth its time in the pass and that of asking.
-        """
-        able = []
-        for slot in slots:
-            if len(slot.by_drafter) < 2:
-                continue
-            slot.reach()
-            path = slot.tree.best_path()
-            if 0 < len(path) < slot.limit and (free := [each for each in slot.lookups if not each.guard.is_asked_alone]):
-                able += [(slot, each, path) for each in free if not slot.tree.is_proposed_by(each, path[-1])]
-        if not able:
-            return []
-        curve = self._curve(slots, n_others)
-        return [each for each in able if self._extends(*each, curve)]
-
-    def _extends(self, slot: SlotProposals, drafter: RequestDrafter, path: Sequence[int], curve: PassCurve) -> bool:
-        worth_s = float(slot.reach()[path[-1]]) * drafter.chances.typical * self.token_s
-        return worth_s >= curve.extra_s(1, len(path)) + drafter.profile.cost.per_ask + self.overhead_s
-
     def choose(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[list[int]]:
         """Choose the nodes (k,) of each slot's tree that are verified, rising, beside `n_others` other tokens in the pass."""
         return best_nodes(slots, self._curve(slots, n_others), replays_accepted=self.replays_accepted).nodes

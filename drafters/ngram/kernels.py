@@ -103,17 +103,6 @@ def extend(tokens, first, end, order, n, ending):
         ending[0] = tokens[position]
 
 
-@compiled(_ROW, _INT, _INT)
-def cut(order, n, end):
-    """Remove the positions from `end` on from an order of n; returns how many are left."""
-    kept = 0
-    for i in range(n):
-        if order[i] < end:
-            order[kept] = order[i]
-            kept += 1
-    return kept
-
-
 @compiled(_ROW, _ROW, _ROW, _INT, _ROW, _TABLE)
 def find(tokens, order, recent, n_recent, ending, found):
     """Find the positions that agree with an ending, in at least half of the longest match.

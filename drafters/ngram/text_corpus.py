@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -84,17 +83,6 @@ class SuffixArray:
         elif self._n_recent > _MIN_RECENT and self._n_recent > len(self._sorted) // 8:
             self._sorted = self._merged(self._sorted, self._recent[: self._n_recent])
             self._n_recent = 0
-
-    @contextmanager
-    def guessed(self, tokens: np.ndarray) -> Iterator[None]:
-        """Let (t,) int32 tokens be the current text's next ones, until the context is left."""
-        n, ending = self._n, self.ending.copy()
-        try:
-            self._insert(tokens)
-            yield
-        finally:
-            self._n_recent = kernels.cut(self._recent, self._n_recent, n)
-            self._n, self.ending = n, ending
 
     def find(self, ending: np.ndarray) -> tuple[np.ndarray, int]:
         """The places in texts that agree with an ending, in at least half of the longest match.

@@ -54,19 +54,6 @@ def test_a_longer_ending_is_taken_where_it_promises_more():
     assert drafted(drafter_of(), text) == [7, 8, 9]
 
 
-@settings(max_examples=150)
-@given(text=st.lists(st.integers(0, 3), min_size=1, max_size=60), guess=st.lists(st.integers(0, 3), max_size=6), more=st.data())
-def test_what_follows_a_guess_is_what_follows_it_in_the_text_and_leaves_no_trace(text, guess, more):
-    asked, told = drafter_of(max_depth=4), drafter_of(max_depth=4)
-    for length in sorted(more.draw(st.sets(st.integers(1, len(text))))):
-        history = as_history(text[:length])
-        (draft,) = Suffix.draft_together([Ask(asked, history, 9, as_history(guess), Pace(9))])
-        new = drafter_of(max_depth=4)
-        (expected,) = Suffix.draft_together([Ask(new, as_history([*text[:length], *guess]), 9, pace=Pace(9))])
-        assert (draft.tokens.tolist(), draft.above.tolist()) == (expected.tokens.tolist(), expected.above.tolist())
-        assert drafted(asked, text[:length], 9) == drafted(told, text[:length], 9)
-
-
 def test_token_0_is_one_like_others():
     assert drafted(drafter_of(), [1, 2, 0, 5, 1, 2, 0, 6, 1, 2, 7, 1, 2])[0] == 0
 
@@ -301,17 +288,6 @@ def test_what_a_corpus_says_has_buckets_of_its_own(tmp_path):
     alone = drafter.draft(as_history(text), 16)
     assert alone.parents is None
     assert alone.tokens[0] == 6
-
-
-def test_what_follows_a_guess_is_looked_up_in_the_corpus_too(tmp_path):
-    slots = Slots(tmp_path / "corpus", n_slots=2)
-    slots.answer([1, 2], [3, 4, 5, 6])
-    drafter, text = slots.drafters[1], as_history([7, 8])
-    drafter.begin(text, 0)
-    (found,) = drafter.draft_together([Ask(drafter, text, 16, as_history([3, 4]))])
-    assert found.tokens.tolist() == [5, 6]
-    assert min(found.evidence) >= len(Suffix.traits.evidence_chances)
-    assert drafted(drafter, [7, 8]) == [], "the guess is forgotten"
 
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -564,68 +564,6 @@ def test_a_costly_drafter_is_asked_for_as_much_as_is_used_and_no_cheap_one_is_le
     assert len([event for event in cheap.events if event[0] == "draft"]) == stats["cheap"].calls
 
 
-class Following(ScriptedDrafter):
-    """Knows what follows a guess, and nothing else."""
-
-    name = "lookup"
-    traits = DrafterTraits(drafts_ahead=True)
-    guesses = ()
-
-    @classmethod
-    def draft_together(cls, asks):
-        cls.guesses += tuple(ask.guess.tolist() for ask in asks)
-        texts = [[*ask.history.tolist(), *ask.guess.tolist()] for ask in asks]
-        return [
-            Draft(ask.drafter.model.plain(text, 2) if len(ask.guess) else ()) for ask, text in zip(asks, texts, strict=True)
-        ]
-
-
-class Extending(DraftPlanner):
-    """Has a model draft two tokens, and verifies all that there is."""
-
-    def asks(self, slots, n_others=0):
-        return [CostlyAsk(slot, slot.drafters.every[1], min(2, slot.limit)) for slot in slots]
-
-    def choose(self, slots, n_others=0):
-        return [list(range(min(len(slot.tree), slot.limit))) for slot in slots]
-
-
-def extended(kind=Extending, **way):
-    """A request whose second drafter's proposals a lookup goes on with."""
-    drafter = [Following, named("model", [(2, 0), (1, 1)], is_costly=True)]
-    planner = planner_of(PassCosts([PassTime(n, 0, 1.0) for n in (1, 64)], 64), False, True, kind=kind)
-    with toy_engine(drafter=drafter, planner=planner, n_max=8) as engine:
-        return engine.generate([1, 2, 3], max_tokens=40, **way)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_lookups_extend_what_a_model_proposes(way, monkeypatch):
-    monkeypatch.setattr(Following, "guesses", ())
-    result = extended(**way)
-    with toy_engine() as engine:
-        assert result.tokens == engine.generate([1, 2, 3], max_tokens=40, **way).tokens
-    assert [len(guess) for guess in Following.guesses[:2]] == [0, 2]
-    lookup, model = result.stats.drafters["lookup"], result.stats.drafters["model"]
-    assert lookup.drafted > 0
-    if way is GREEDY:
-        assert lookup.accepted > model.accepted / 2, "two tokens after every second draft of the model"
-
-
-def test_what_a_lookup_adds_after_another_s_path_may_be_forbidden_too(monkeypatch):
-    added = []
-
-    class Watched(Extending):
-        def choose(self, slots, n_others=0):
-            added.extend(slots[0].tree.chances[2:].tolist())
-            return super().choose(slots, n_others)
-
-    monkeypatch.setattr(RunningSequence, "is_constrained", True)
-    monkeypatch.setattr(RunningSequence, "possible", lambda _, tokens, parents: list(range(min(len(tokens), 2))))
-    extended(Watched, **GREEDY)
-    assert len(added) > 9
-    assert not any(added), "the constraint allows the model's two tokens alone"
-
-
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("is_planned", [False, True])
 def test_rejection_keeps_the_distribution_of_the_target(is_planned):

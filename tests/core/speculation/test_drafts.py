@@ -3,7 +3,6 @@ from support.toys import ScriptedDrafter
 
 from augury.errors import PluginError
 from augury.interfaces import DrafterTraits
-from augury.speculation.chances import Chances
 from augury.speculation.costs import LossBudget
 from augury.speculation.drafts import SlotProposals, VerifiedNodes
 from augury.speculation.profiles import DrafterProfile, RequestDrafter
@@ -75,33 +74,6 @@ def test_where_a_tree_may_not_branch_its_likeliest_path_alone_can_be_verified():
     tree = Draft([5, 6, 7, 8], [-1, -1, 1, 1], confidence=[0.3, 0.6, 0.2, 0.7])
     assert [chance > 0 for chance in slot_of(tree, may_branch=False).reach()] == [False, True, False, True]
     assert all(slot_of(tree).reach())
-
-
-def test_what_follows_another_s_tokens_counts_and_teaches_once_these_were_right():
-    lookup = RequestDrafter(DrafterProfile("lookup", chances=Chances([0.5, 0.5, 0.5])), None)
-    slot = slot_of(Draft([5, 6]))
-    slot.add(lookup, Draft([7, 8], evidence=[0, 0]))
-    slot.add(lookup, Draft([9, 4], evidence=[1, 2]), 1)
-    assert paths_of(slot) == [[5], [5, 6], [7], [7, 8], [5, 6, 9], [5, 6, 9, 4]]
-    choice = VerifiedNodes(slot, slot.tree.part([0, 1, 2, 4, 5]), [0, 1, 2, 4, 5])
-    assert choice.path() == [0, 1, 4, 5]
-    assert choice.counts([0, 1, 3])[1][:3] == [3, 1, 2]
-    for emitted, n_right, seen in (
-        ([7, 8], 2, [2, 0, 0]),
-        ([3], 0, [3, 0, 0]),
-        ([5, 1], 0, [4, 0, 0]),
-        ([5, 6, 9, 4, 1], 2, [5, 1, 1]),
-        ([5, 6, 9, 3], 1, [6, 2, 2]),
-    ):
-        slot.score(lookup, emitted)
-        assert lookup.n_right == n_right
-        assert [round(n) for n in lookup.profile.chances.table[0, -3:]] == seen
-    assert [round(n) for n in lookup.profile.chances.table[1, -3:]] == [2, 2, 1]
-
-
-def paths_of(slot):
-    """The tokens to each node of a slot's tree."""
-    return [[slot.tree.tokens[each] for each in slot.tree.ancestry([node])] for node in range(len(slot.tree))]
 
 
 def test_what_is_forbidden_reaches_nothing():

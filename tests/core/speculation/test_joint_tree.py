@@ -44,20 +44,6 @@ def test_a_tree_has_each_path_of_its_proposals_once_with_all_who_proposed_it(pro
     assert list(zip(tree.chances.tolist(), tree.proposers, strict=True)) == list(expected.values())
 
 
-@given(drafts(), drafts(), st.data())
-def test_what_follows_a_node_is_merged_after_it(first, second, data):
-    tree = JointTree()
-    tree.add("first", *first)
-    after = data.draw(st.sampled_from(range(-1, len(tree))))
-    nodes = tree.add("second", *second, after)
-    every, before = paths_of(tree.tokens, tree.parents), ()
-    if after >= 0:
-        before = every[after]
-    own = paths_of(second[0].tokens.tolist(), second[0].above.tolist())
-    assert [every[node] for node in nodes] == [(*before, *path) for path in own]
-    assert len(set(every)) == len(every)
-
-
 @given(st.lists(drafts(), max_size=4))
 def test_no_node_is_likelier_than_its_parent_and_siblings_share_its_chance(proposals):
     tree = JointTree()
@@ -126,13 +112,11 @@ def test_one_that_is_forbidden_takes_nothing_from_its_siblings():
 
 @given(st.lists(drafts(), min_size=1, max_size=4), st.data())
 def test_a_tree_reaches_and_teaches_what_one_of_python_s_own_objects_does(proposals, data):
-    """The draft after the first follows a node of it, as one that was asked for more does."""
     tree, plain, agreement = JointTree(), oracle.JointTree(), Agreement()
     known = oracle.Agreement(*agreement.table.tolist())
     for _ in range(data.draw(st.integers(1, 3))):
         for i, (draft, chances) in enumerate(proposals):
-            after = data.draw(st.sampled_from(range(-1, len(tree)))) if i == 1 else -1
-            assert tree.add(i % 3, draft, chances, after).tolist() == plain.add(i % 3, draft, chances, after)
+            assert tree.add(i % 3, draft, chances).tolist() == plain.add(i % 3, draft, chances)
         if len(tree) and (forbidden := data.draw(st.sets(st.sampled_from(range(len(tree)))))):
             allowed = sorted({*range(len(tree))} - forbidden)
             tree.forbid(allowed)

@@ -379,32 +379,6 @@ def test_a_model_whose_time_is_not_known_drafts_little_at_first(n_min):
         assert (ask.k > 3) == is_known
 
 
-@pytest.mark.parametrize(
-    ("confidence", "per_ask_s", "limit", "path"),
-    [
-        ([0.9, 0.8], 1e-4, 16, [0, 1]),
-        ([0.9, 0.05], 1e-4, 16, None),  # too unlikely for what a token takes
-        ([0.9, 0.8], 1e-2, 16, None),  # asking takes longer than it gives
-        ([0.9, 0.8], 1e-4, 2, None),  # there is no room
-    ],
-)
-def test_a_lookup_is_asked_what_follows_others_where_that_pays(confidence, per_ask_s, limit, path):
-    planner = planner_of(costs_of({1: 0.020, 8: 0.027}), False, True)
-    request = request_of(planner)
-    lookup, model = request.every
-    for _ in range(9):
-        planner.observe_draft(lookup, 1, per_ask_s)
-    slot = slot_of(request, {0: Draft([])}, limit=limit)
-    assert planner.extensions([slot]) == [], "nothing is proposed"
-    slot.add(model, Draft([5, 6], confidence=confidence))
-    assert planner.extensions([slot]) == ([] if path is None else [(slot, lookup, path)])
-    slot.add(lookup, Draft([5, 6]))
-    assert planner.extensions([slot]) == [], "it said what follows its own"
-    without = slot_of(request, limit=limit)
-    without.add(model, Draft([5, 6], confidence=confidence))
-    assert planner.extensions([without]) == [], "it is not asked in this round"
-
-
 def test_a_first_slow_call_makes_no_drafter_costly():
     planner = planner_of(costs_of({1: 0.018, 8: 0.028}), False)
     (drafter,) = request_of(planner).every
