@@ -18,15 +18,16 @@ from augury.memory_limit import require_address_space
 _COMPILER_BYTES = 64 << 20  # more than a function takes: LLVM ends the process where it gets no memory
 
 
-def compiled(*types: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def compiled(*types: Any, nogil: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile a function for these types of numba's when its module is imported, or load what was compiled before.
 
-    Without types it becomes a part of those that call it.
+    Without types it becomes a part of those that call it. It keeps the GIL, which takes longer to get back, unless it is
+    `nogil`.
     """
     import numba
 
     def made(function: Callable[..., Any]) -> Callable[..., Any]:
-        dispatcher = numba.njit(error_model="numpy")(function)  # with the GIL, which takes longer to get back
+        dispatcher = numba.njit(error_model="numpy", nogil=nogil)(function)
         with suppress(RuntimeError):  # no folder is writable
             dispatcher.enable_caching()
         if types:

@@ -6,6 +6,7 @@ from augury.devices import Placement as Placement
 from augury.engine.sampler import Sampler as Sampler, random_stream as random_stream
 from augury.files.gguf import ModelFile as ModelFile
 from augury.hookspecs import hookimpl as hookimpl
+from augury.interfaces.compiled import CompiledDraft as CompiledDraft
 from augury.interfaces.drafter import (
     Ask as Ask,
     Drafter as Drafter,

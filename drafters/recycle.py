@@ -37,8 +37,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve, frozen
 
+from augury.drafters.ngram import RECYCLE_ARRAYS, RECYCLE_STATE
 from augury.errors import OptionError
-from augury.interfaces import Drafter, DrafterTraits, Session
+from augury.interfaces import CompiledDraft, Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
 
@@ -96,6 +97,13 @@ class Successors:
         if not (k := self._kernels.draft_successors(*self._table, shape, shape_without, before, last, tree)):
             return NO_DRAFT
         return Draft.of_table(tree[:, :k])
+
+    def state(self, shape: np.ndarray, shape_without: np.ndarray) -> np.ndarray:
+        """The `RECYCLE_STATE` by which compiled drafts follow it; see `draft` for the arguments, which are to live as long."""
+        state = np.zeros((), RECYCLE_STATE)
+        for name, each in zip(RECYCLE_ARRAYS, (*self._table, shape, shape_without), strict=True):
+            state[name], state[f"n_{name}"], state[f"m_{name}"] = each.ctypes.data, len(each), each.shape[-1]
+        return state
 
     def learn(self, tokens: np.ndarray, best: np.ndarray) -> None:
         """Keep the target's most probable tokens (m, n) int32 after each of the (m,) tokens; -1 is not finite."""
@@ -179,7 +187,7 @@ class Recycle(Drafter):
     """Learns successors into the engine's table and drafts from it."""
 
     name = "recycle"
-    traits = DrafterTraits(scope="process", evidence_chances=CHANCES, kernels="augury.drafters.ngram.kernels")
+    traits = DrafterTraits(scope="process", evidence_chances=CHANCES, kernels="augury.drafters.ngram.compiled_drafts")
     options_class = RecycleOptions
     options: RecycleOptions
 
@@ -188,6 +196,8 @@ class Recycle(Drafter):
         n_vocab = session.model.n_vocab
         self._n_successors = n = min(options.n_successors, n_vocab)
         self.traits = evolve(self.traits, n_top=n)
+        self._compiled: dict[tuple[int, int, int], CompiledDraft] = {}  # by the tree's sizes
+        self._kept: list[np.ndarray] = []  # that their states lie in
         self._successors: Successors = session.shared(
             (self.name, n, options.text),
             lambda: Successors(tokens_of(options.text, session.tokenizer, n_vocab), n_vocab, n),
@@ -197,6 +207,18 @@ class Recycle(Drafter):
         """Follow the table from the last token and its runners-up."""
         shapes = _tree_shapes(min(self.options.n_max, limit), self.options.depth, self._n_successors)
         return self._successors.draft(*shapes, int(history[max(len(history) - 2, 0)]), int(history[-1]))
+
+    def compiled_draft(self, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - the interface's
+        """See `Drafter.compiled_draft`."""
+        from augury.drafters.ngram.compiled_drafts import draft_recycle, learn_recycle
+        from augury.machine_code import address_of
+
+        how = min(self.options.n_max, limit), self.options.depth, self._n_successors
+        if how not in self._compiled:
+            state = self._successors.state(*_tree_shapes(*how))
+            self._kept.append(state)
+            self._compiled[how] = CompiledDraft(address_of(draft_recycle), address_of(learn_recycle), state.ctypes.data)
+        return self._compiled[how]
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
         """Keep the successors of every token that was verified."""

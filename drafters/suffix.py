@@ -34,7 +34,7 @@ from attrs import evolve, frozen
 
 from augury.drafters.ngram import MAX_CORPUS_TOKENS
 from augury.errors import OptionError
-from augury.interfaces import Ask, Drafter, DrafterTraits, Session
+from augury.interfaces import Ask, CompiledDraft, Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
 
@@ -110,7 +110,7 @@ class Suffix(Drafter):
     traits = DrafterTraits(
         evidence_chances=(*_CHANCES, *_BRANCH_CHANCES),
         is_paced=True,
-        kernels="augury.drafters.ngram.kernels",
+        kernels="augury.drafters.ngram.compiled_drafts",
     )
 
     def __init__(self, options: SuffixOptions, session: Session) -> None:
@@ -121,6 +121,7 @@ class Suffix(Drafter):
         self._kernels = kernels
         self._texts = SuffixArray(options.max_depth, options.max_tokens)
         self._texts.begin()
+        self._texts.lent["first_branch"] = len(_CHANCES)
         self._seen = np.empty(0, np.int32)  # the learnt part of the request's text, or of the last one's
         self._text: np.ndarray | None = None  # of the request
         self._n_prompt = 0
@@ -182,6 +183,23 @@ class Suffix(Drafter):
                 tree, k, ask.limit, each.texts.tokens, each.places, each.n, each.n_max, each.first_branch
             )
         return Draft.of_table(tree[:, :k])
+
+    def compiled_draft(self, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - the interface's
+        """See `Drafter.compiled_draft`; none with a corpus, which has a text of its own."""
+        if self._corpus is not None or self._text is None:
+            return None
+        from augury.drafters.ngram import compiled_drafts
+        from augury.machine_code import address_of
+
+        state, lent = self._texts.lend(len(self._text) - len(self._seen) + n_more), self._texts.lent
+        lent["n_seen"], options = len(self._seen), self.options
+        lent["factor"], lent["offset"], lent["min_prob"] = options.factor, options.offset, options.min_prob
+
+        def end(history: np.ndarray) -> None:
+            self._texts.take_back()
+            self._seen = history[: int(lent["n_seen"])]
+
+        return CompiledDraft(address_of(compiled_drafts.draft_suffix), 0, state, end)
 
     def _found(self, ask: Ask, texts: SuffixArray, bucket: int) -> _Found:
         """The ways on in some texts, whose first bucket this is."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from augury.backends.numba import lowering
 from augury.backends.numba.lowering import PartEmitters, Parts, PlanEmitters, largest
-from augury.backends.numba_cpu import passes, tape
+from augury.backends.numba_cpu import compiled_pass, passes, tape
 from augury.backends.numba_cpu.block import BlockEmitter
 from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
@@ -51,7 +51,7 @@ class Lowering(PlanEmitters[BlockEmitter, "Streams"]):
         found += [kernel for emitter in self._streams.emitters for kernel in emitter.kernels]
         moving = self._moving if self.options.draft_max else []
         found += [cache.move for block in moving for cache in block.caches]  # once a branch is accepted
-        return [*found, team.lead, team.follow, team.dismiss, *tape.KERNELS, *passes.KERNELS]
+        return [*found, team.lead, team.follow, team.dismiss, *tape.KERNELS, *passes.KERNELS, *compiled_pass.KERNELS]
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
         """Allocate work space and the slots' memory."""

@@ -11,7 +11,9 @@ import numpy as np
 from augury.backends.numba.lowering import Parts
 from augury.backends.numba.model import CompiledModel
 from augury.backends.numba.passes import LastVocabularies, passes, runs_of
+from augury.backends.numba_cpu.compiled_pass import TeamPass
 from augury.backends.numba_cpu.kernels.isa import choose_isa
+from augury.backends.numba_cpu.kernels.logits import MAX_BEST
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.struct import dtype, index
 from augury.backends.numba_cpu.kernels.team import Segment, TeamState
@@ -62,6 +64,7 @@ class NumbaCpuModel(CompiledModel):
         self._programs: dict[tuple[object, ...], Program] = {}  # by what `_program` looks at
         self._weights.close_file()
         self._narrow = LastVocabularies[NarrowOutput]()
+        self._compiled: dict[tuple[int, ...], TeamPass] = {}  # by what `compiled_pass` is asked
         self._make_room(_FIRST_ROWS)
         self._inputs = np.zeros((len(_COLUMNS) + 1, MAX_TOKENS), np.int64)  # and each token's parent in its run
         self._runs = np.zeros((MAX_TOKENS, dtype(Segment).itemsize // 8), np.int64)
@@ -155,6 +158,20 @@ class NumbaCpuModel(CompiledModel):
             passed = self._result(self._logits[first : first + n_rows], narrow, features, first)
         return self._result(self._logits[: n_passes * n_rows], narrow, features)
 
+    def compiled_pass(self, slot: int, room: int, k: int, n_vocab: int) -> TeamPass | None:
+        if not self.chain_rows or self._tokens is not None or self._plan.n_adapters or room > MAX_TOKENS or k > MAX_BEST:
+            return None
+        if room > len(self._logits):
+            self._make_room(room)
+        key, logits = (slot, room, k, n_vocab), self._logits_address
+        if (made := self._compiled.get(key)) is None or made.logits != logits:
+            programs = [self._program(Batch.chain([0]), n)[0] for n in (PRIVATE_TOKENS, MAX_TOKENS)]
+            width, stride = self._lowering.logits_row
+            runs = {"segment": self._runs.ctypes.data, "run_parents": self._parents_address}
+            how = {"slot": slot, "n_vocab": n_vocab, "maxima": logits + 4 * width, "stride": stride, **runs}
+            made = self._compiled[key] = TeamPass(room, k, self._team, programs, self._lowering.moving, logits, **how)
+        return made
+
     def _result(
         self, logits: np.ndarray, narrow: NarrowOutput | None, features: Mapping[str, np.ndarray], first: int = 0
     ) -> Pass:
@@ -203,7 +220,7 @@ class NumbaCpuModel(CompiledModel):
         if not self._is_closed:
             self._is_closed = True
             self._team.close()
-            del self._arena, self._weights, self._lowering, self._programs, self._logits
+            del self._arena, self._weights, self._lowering, self._programs, self._compiled, self._logits
 
     def _make_room(self, n_rows: int) -> None:
         """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""

@@ -6,9 +6,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ _SHARE = 0.1  # of a tape: its threads idle a little for each other
 _READ_BYTES = 256 << 20  # more than caches hold
 _MULTIPLY_ADDS = 1 << 29  # of a thread: some milliseconds
 _REPETITIONS = 3
+
+_T = TypeVar("_T")
 
 
 class Team:
@@ -68,24 +71,29 @@ class Team:
 
     def run(self, tape: np.ndarray, address: int = 0) -> None:
         """Run a tape (n,) int64 to its end. Its address need not be asked for where it is known."""
+        if tape is not self._tape:
+            address = address or tape.ctypes.data
+            self.state["tape"], self.state["tape_end"] = address, address + tape.nbytes
+        self.watch(kernels.lead, self.address)  # from here to its end no signal is handled
+        self._tape = tape
+
+    def watch(self, compute: Callable[..., _T], *arguments: Any) -> _T:
+        """Call what runs tapes, and see whether its threads are interrupted meanwhile."""
         if self._cores and self._leader != threading.get_ident():
             self._leader = threading.get_ident()
             os.sched_setaffinity(0, {self._cores[0]})
-        if tape is not self._tape:
-            self._tape = tape
-            address = address or tape.ctypes.data
-            self.state["tape"], self.state["tape_end"] = address, address + tape.nbytes
+        self._tape = None
         self._n_calm += 1
         if self._n_calm > _CALM and self._n_calm % _SELDOM:
-            kernels.lead(self.address)  # from here to its end no signal is handled
-            return
+            return compute(*arguments)
         start, before = perf_counter(), self._processor_s()
-        kernels.lead(self.address)
+        computed = compute(*arguments)
         seconds = perf_counter() - start
         idle_s = seconds - (self._processor_s() - before)
         if idle_s > max(_SLICE_S, _SHARE * seconds) and self._was_displaced():
             interrupted.seconds += idle_s
             self._n_calm = 0
+        return computed
 
     def _processor_s(self) -> float:
         """Seconds that its threads computed, or spun, so far, on average: the same work whichever of them does it."""

@@ -17,7 +17,7 @@ from augury.files.cache import cache_folder as cache_folder, packed_name as pack
 from augury.files.models import open_model as open_model
 from augury.files.quantized import quantized as quantized
 from augury.hookspecs import hookimpl as hookimpl
-from augury.interfaces import Backend as Backend, Model as Model, Progress as Progress
+from augury.interfaces import Backend as Backend, CompiledPass as CompiledPass, Model as Model, Progress as Progress
 from augury.interruption import interrupted as interrupted
 from augury.loader import make_backend as make_backend, plan_of as plan_of
 from augury.lowering.rewrites import (

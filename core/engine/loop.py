@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from attrs import Factory, define, field
 
+from augury.engine.compiled_rounds import run_compiled
 from augury.engine.context import EngineContext
 from augury.engine.draft_log import log_draft
 from augury.engine.round_pass import BegunPass, RoundPass, RoundRecord, ScheduledInput, emit_chain, n_chained
@@ -77,7 +78,7 @@ class Loop:
 
     def round(self) -> None:
         """Run one round. A failure in it ends the sequences that it concerns, with that error, and no others."""
-        if self._lost_at and not self._regained():
+        if (self._lost_at and not self._regained()) or (self._context.chain_rows and self._run_compiled()):
             return
         record = self._schedule()
         if not record.scheduled:  # nobody is there, or all wait for their drafters
@@ -88,6 +89,17 @@ class Loop:
             self._end_all([each.sequence for each in record.scheduled], error)
         else:
             self._report(record, done, settle_s=self._deliver(record, done))
+
+    def _run_compiled(self) -> bool:
+        """Run rounds of a sequence that is alone by compiled code. Returns whether there were any."""
+        if len(self._running) != 1 or self._waiting or self.slots.evaluating:
+            return False
+        with on_error(self._end, self._running[0]):
+            done = run_compiled(self._context, self._drafting, self._running[0], self._n_vocab, self._pass_s)
+            if done is None:
+                return False
+            self._report(done.record, done.passed, settle_s=done.settle_s)
+        return True
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End everything that runs or waits: with an error, or as cancelled."""
@@ -115,8 +127,6 @@ class Loop:
             self._lost_at = 0.0  # later requests wait as long
         return is_back
 
-    # Evaluations, which run between the rounds
-
     @property
     def n_chunk(self) -> int:
         """Tokens of a text that a pass may have."""
@@ -125,8 +135,6 @@ class Loop:
     def save_slot(self, slot: int) -> SavedSlot:
         """The text of a slot, between two rounds of its request or after it."""
         return self.slots.save(slot, next((SavedSlot.of(each) for each in self._running if each.slot == slot), None))
-
-    # The steps of a round
 
     def _schedule(self) -> RoundRecord:
         """Who takes part, with which tokens: of those that decode the last one and a draft, and chunks of prompts."""

@@ -93,8 +93,8 @@ class RoundPass(NamedTuple):
     late_s: float  # how much longer than the pass drafting ahead took
 
 
-_LONGEST = 4  # passes: a quarter of the wait for each
-_LONGEST_S = 0.02  # in which no caller sees that tokens come together
+LONGEST = 4  # passes: a quarter of the wait for each
+LONGEST_S = 0.02  # in which no caller sees that tokens come together
 
 
 def n_chained(context: EngineContext, drafting: Drafting, sequences: Sequence[RunningSequence], pass_s: float) -> int:
@@ -108,7 +108,7 @@ def n_chained(context: EngineContext, drafting: Drafting, sequences: Sequence[Ru
         return 1
     if any([each.request.hidden_states or not each.sampler.is_best_allowed for each in sequences]):  # noqa: C419 - a generator takes longer
         return 1
-    n_unseen = int(_LONGEST_S / max(pass_s, _LONGEST_S / _LONGEST))  # at most _LONGEST
+    n_unseen = int(LONGEST_S / max(pass_s, LONGEST_S / LONGEST))  # at most LONGEST
     n = max(min([n_unseen, context.chain_rows // len(sequences), *[each.n_left for each in sequences]]), 1)
     if drafted := [each for each in sequences if each.is_drafted]:
         return 1 if drafting.wants_features else 1 + drafting.rest(drafted, n - 1)

@@ -22,7 +22,7 @@ from augury.passes import Pass
 from augury.receipt import Receipt
 from augury.sampling import SamplingParams
 from augury.speculation.drafter_guard import DraftedSequence
-from augury.speculation.verification import Accepted, TargetChoices
+from augury.speculation.verification import Accepted, Match, TargetChoices
 from augury.text.text_stream import TextStream
 from augury.text.tokenizer import Tokenizer
 from augury.types import Draft, Result, Token, TokenLogprob, read_only
@@ -65,6 +65,11 @@ class RunningSequence(DraftedSequence):
         eog: frozenset[int] = tokenizer.eog if tokenizer is not None else frozenset()
         forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
         self._end_tokens = (eog | request.stop_token_ids) - forbidden
+        self.ends = np.array(sorted(self._end_tokens), np.int32)  # (e,)
+        # whether its tokens are all that is told of it, and end it
+        self._is_silent = not (request.stop or request.context_shift or request.constraint or request.hidden_states) and (
+            request.logprobs is None and request.receipt is None and type(self.speculation.rule) is Match
+        )
         self._constraint = None
         self.forced: Callable[[int], Sequence[int]] = lambda _: ()  # at most so many tokens that must follow
         if request.constraint is not None:
@@ -136,6 +141,16 @@ class RunningSequence(DraftedSequence):
     def is_plain_argmax(self) -> bool:
         """Whether the next tokens are simply their rows' argmax."""
         return self.sampler.is_plain_argmax and self.n_emitted >= self.request.min_tokens
+
+    @property
+    def may_be_compiled(self) -> bool:
+        """Whether compiled rounds may choose its next tokens: the best ones, up to a token that ends the text."""
+        return self._is_silent and self.is_drafted and self.is_plain_argmax and not self.is_prefilling
+
+    @property
+    def text(self) -> np.ndarray:
+        """The text with room for what follows, (n_ctx + 1,) int32; what lies beyond `history` is nobody's."""
+        return self._buffer
 
     @property
     def waits_for_prompt(self) -> bool:

@@ -5,6 +5,7 @@ Hooks (`augury.hookspecs`) hand the classes over once; from then on these method
 """
 
 from augury.devices import DeviceInfo as DeviceInfo
+from augury.interfaces.compiled import CompiledDraft as CompiledDraft, CompiledPass as CompiledPass
 from augury.interfaces.drafter import (
     Ask as Ask,
     Drafter as Drafter,

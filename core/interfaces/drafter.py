@@ -11,6 +11,7 @@ import numpy as np
 from attrs import field, frozen
 from attrs.validators import and_, deep_iterable, ge, in_, instance_of, le
 
+from augury.interfaces.compiled import CompiledDraft
 from augury.interfaces.plugin import Plugin
 from augury.passes import Context, Target
 from augury.sampling import SamplingParams
@@ -207,6 +208,13 @@ class Drafter(Plugin, ABC):
 
     def close(self) -> None:
         """The slot is over; release its resources."""
+
+    def compiled_draft(self, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - for those that have one
+        """Functions that draft for the slot in some rounds without Python in between, up to `limit` tokens each.
+
+        The text grows by `n_more` tokens at most. None, the default: the drafter has none.
+        """
+        return None
 
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:

@@ -13,6 +13,7 @@ import numpy as np
 from augury.batch import Batch
 from augury.devices import CPU, DeviceInfo
 from augury.files.gguf import BORROWED
+from augury.interfaces.compiled import CompiledPass
 from augury.interfaces.plugin import Plugin
 from augury.memory_limit import n_bytes_of_machine
 from augury.passes import ArrayPass
@@ -88,6 +89,13 @@ class Model(SlotStates, ABC):
             passed = self.forward(batch)
         features = {name: passed.features(name) for name in batch.features}
         return ArrayPass(np.concatenate([*rows, passed.rows()]), features) if rows else passed
+
+    def compiled_pass(self, slot: int, room: int, k: int, n_vocab: int) -> CompiledPass | None:  # noqa: ARG002 - as above
+        """Passes of up to `room` tokens of a slot for compiled rounds, with the best k of `n_vocab` tokens of each row.
+
+        It is asked for anew before such rounds. None, the default: the model has none.
+        """
+        return None
 
     def check(self) -> None:
         """Check that the files that the model reads its weights from are unchanged. Called at the start of every request.

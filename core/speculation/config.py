@@ -44,7 +44,7 @@ class Member:
 def kernels_of(chosen: Sequence[tuple[type[Drafter], Member]]) -> list[str]:
     """The modules of functions that rounds of these drafters run, compiled."""
     of_drafters = [drafter.traits.kernels for drafter, _ in chosen if drafter.traits.kernels is not None]
-    return ["augury.speculation.kernels", *of_drafters] if chosen else []
+    return ["augury.speculation.round_kernel", *of_drafters] if chosen else []
 
 
 def choose_drafters(

@@ -71,6 +71,9 @@ kernels = ImportedLater("augury.speculation.kernels")
 TOKEN, PARENT, FIRST, PROPOSERS, IS_DRAWN = range(5)  # of a tree's nodes; drafters are bits; the first one by itself, too
 CHANCE, REACH = range(2)
 
+N_NODES, N_CHOSEN, N_PATH, N_EMITTED, IS_STOPPED, DRAFTED_NS, PASS_NS = range(7)  # of a compiled round
+N_FIGURES = 7
+
 TYPICAL = 0
 """The bucket of all tokens together; among siblings only the first one's."""
 RUNS = (0, 1, 2, 3, 5, 9, 17, 33)

@@ -18,7 +18,7 @@ from attrs import Factory, define
 
 from augury import guard
 from augury.errors import LostDeviceError, PluginError
-from augury.interfaces import Ask, Drafter, Session
+from augury.interfaces import Ask, CompiledDraft, Drafter, Session
 from augury.interruption import interrupted
 from augury.speculation.config import Speculation
 from augury.speculation.constants import kernels
@@ -214,6 +214,15 @@ class DrafterGuard:
             "draft", lambda: self.checked(self.drafter.draft(ask.history, limit), limit), otherwise=NO_DRAFT
         )
         return draft
+
+    def compiled_draft(self, limit: int, n_more: int) -> CompiledDraft | None:
+        """Its functions for some rounds; None where it has none."""
+        found: CompiledDraft | None = self._call("compiled_draft", self.drafter.compiled_draft, limit, n_more)
+        return found
+
+    def end_compiled(self, functions: CompiledDraft) -> None:
+        """Tell it that these rounds are over."""
+        self._call("compiled_draft", functions.end, self._show_history())
 
     @property
     def drafts_ahead(self) -> bool:

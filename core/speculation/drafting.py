@@ -14,8 +14,9 @@ import numpy as np
 
 from augury.errors import UnsupportedError
 from augury.guard import guarded
-from augury.interfaces import Ask, Drafter, Pace
+from augury.interfaces import Ask, CompiledDraft, Drafter, Pace
 from augury.speculation.ahead import draft_ahead
+from augury.speculation.compiled_rounds import CompiledAsk, CompiledRound
 from augury.speculation.constants import CONSTANTS
 from augury.speculation.drafter_guard import DraftedSequence, DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import CostlyAsk, Outcome, Proposal, SlotProposals, VerifiedNodes
@@ -35,6 +36,7 @@ class Drafting:
         on_failure: Told of a drafter's name, the method that failed, the error, and the ids of the requests that it was called
             for, once in a request.
         wants_features: Whether any drafter wants some of the target's.
+        n_top: The most probable tokens of each row that some drafter wants to have, at least 1.
         on_trials: Told of the `Trials` of every slot and round, of planned rounds where something was proposed; None: nobody.
     """
 
@@ -65,8 +67,9 @@ class Drafting:
                 message = f"drafter {profile.name} wants {missing[0]!r} of every token; features of this target: {known}"
                 raise UnsupportedError(message)
         self.wants_features = any(profile.features for profile in self._profiles)
+        self.n_top = max([1, *[profile.n_top for profile in self._profiles]])
         if self._profiles:
-            import_module("augury.speculation.kernels")  # now, and not in a request's round
+            import_module("augury.speculation.round_kernel")  # now, and not in a request's round
         self._planner = planner
         self._n_vocab = n_vocab
         self._may_branch = may_branch
@@ -168,6 +171,33 @@ class Drafting:
         for profile in self._profiles:
             profile.n_waited += n
         return n
+
+    def compiled(self, sequence: DraftedSequence, limit: int, n_more: int) -> CompiledAsk | None:
+        """The functions of the drafters to be asked now, where all have some, for rounds that emit up to `n_more` tokens."""
+        planner, drafters = self._planner, self._drafters[sequence.slot]
+        if planner is None or not drafters.may_branch or drafters.n_resting:
+            return None
+        if [each for each in drafters.members if each.profile.is_costly or each.profile.is_certain]:
+            return None
+        if drafters.n_rested:
+            drafters.wake(planner.plain_s)
+        asked, found = planner.asked(drafters.members), list[tuple[RequestDrafter, CompiledDraft]]()
+        for each in asked:
+            if (functions := each.guard.compiled_draft(limit, n_more)) is None:
+                return None
+            found.append((each, functions))
+        slot = SlotProposals(sequence, drafters, limit, len(sequence.history), drafters.n_min, True, planner.agreement)
+        return CompiledAsk(slot, planner.curve([slot]), found) if found else None
+
+    def settle_compiled(self, ask: CompiledAsk, done: CompiledRound, pass_s: float, begin_s: float) -> None:
+        """Settle one of compiled rounds; its pass took `pass_s` without interruptions, and to begin took `begin_s` of each."""
+        slot, self._own_s = done.choice.proposals, begin_s + done.draft_s
+        for drafter, _ in ask.drafters:
+            drafter.guard.seconds = drafter.guard.own_s = done.draft_s / len(ask.drafters)
+        asks = [(slot, drafter, Ask(drafter.guard.drafter, drafter.guard.history, slot.limit)) for drafter, _ in ask.drafters]
+        self._ask(asks, {drafter.guard: slot.by_drafter[drafter].draft for drafter, _ in ask.drafters})
+        self.settle(done.choice, done.outcome)
+        self.observe_round([(done.choice, done.outcome)], 0, pass_s)
 
     def propose(self, limits: Sequence[tuple[DraftedSequence, int]], n_others: int) -> list[VerifiedNodes]:
         """The draft that each sequence takes into the round, of so many tokens at most, beside `n_others` other ones."""
@@ -279,11 +309,11 @@ class Drafting:
         planner.observe_teacher_forced(drafter, is_right, seconds)
 
     def _ask(
-        self, asks: Sequence[tuple[SlotProposals, RequestDrafter, Ask]]
+        self, asks: Sequence[tuple[SlotProposals, RequestDrafter, Ask]], drafts: Mapping[DrafterGuard, Draft] | None = None
     ) -> list[tuple[SlotProposals, RequestDrafter, Draft]]:
-        """The drafts of drafters for slots; one drafter is asked for all of its slots together."""
+        """The drafts of drafters for slots, unless they are there; one drafter is asked for all of its slots together."""
         found: list[tuple[SlotProposals, RequestDrafter, Draft]] = []
-        drafts = draft_for_all([(drafter.guard, ask) for _, drafter, ask in asks])
+        drafts = draft_for_all([(drafter.guard, ask) for _, drafter, ask in asks]) if drafts is None else drafts
         for slot, drafter, _ in asks:
             guard, draft = drafter.guard, drafts[drafter.guard]
             n, seconds = len(draft.tokens), guard.seconds

@@ -77,6 +77,13 @@ class JointTree(Generic[Proposer]):
         tree.chances_and_reach = np.stack([np.zeros(n) if draft.confidence is None else draft.confidence.astype(float)] * 2)
         return tree
 
+    @classmethod
+    def of(cls, drafters: Sequence[Proposer], nodes: np.ndarray, chances: np.ndarray, n: int) -> JointTree[Proposer]:
+        """One that compiled code made, of drafters by their bits."""
+        tree = cls.__new__(cls)
+        tree.nodes, tree.chances_and_reach, tree.n, tree.drafters, tree.drawn = nodes, chances, n, [*drafters], {}
+        return tree
+
     def __len__(self) -> int:
         return self.n
 

@@ -105,7 +105,7 @@ class DraftPlanner:
         costly = [[d for d in slot.drafters.members if d.profile.is_costly and d not in slot.by_drafter] for slot in slots]
         if not any(costly):
             return []
-        curve = PassCurve(*[np.asarray(each).tolist() for each in self._curve(slots, n_others)])  # read one by one below
+        curve = PassCurve(*[np.asarray(each).tolist() for each in self.curve(slots, n_others)])  # read one by one below
         best = best_nodes(slots, curve, replays_accepted=self.replays_accepted)
         n, expected, draft_s = [len(nodes) for nodes in best.nodes], best.expected.copy(), [0.0 for _ in slots]
         asked: dict[int, CostlyAsk] = {}
@@ -209,9 +209,10 @@ class DraftPlanner:
 
     def choose(self, slots: Sequence[SlotProposals], n_others: int = 0) -> list[list[int]]:
         """Choose the nodes (k,) of each slot's tree that are verified, rising, beside `n_others` other tokens in the pass."""
-        return best_nodes(slots, self._curve(slots, n_others), replays_accepted=self.replays_accepted).nodes
+        return best_nodes(slots, self.curve(slots, n_others), replays_accepted=self.replays_accepted).nodes
 
-    def _curve(self, slots: Sequence[SlotProposals], n_others: int) -> PassCurve:
+    def curve(self, slots: Sequence[SlotProposals], n_others: int = 0) -> PassCurve:
+        """The curve of a pass over these slots and `n_others` other tokens, by the tokens that it drafts."""
         n_plain = n_others + len(slots) + sum([slot.drafters.n_replayed for slot in slots])
         n_most = n_plain + sum([slot.limit for slot in slots])
         depth = sum([slot.n_context for slot in slots]) / len(slots)

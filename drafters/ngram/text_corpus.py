@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from augury.drafters.ngram import MAX_CORPUS_TOKENS, kernels
+from augury.drafters.ngram import MAX_CORPUS_TOKENS, SUFFIX_STATE, kernels
 from augury.errors import ModelFileError, OptionError
 from augury.files.atomic_file import AtomicFile
 from augury.files.cache import checksum
@@ -41,6 +41,7 @@ class SuffixArray:
 
     Attributes:
         ending: (depth,) int32, the last tokens of the current text, the last one first; -1 from its beginning on.
+        lent: A `SUFFIX_STATE`, see `lend`.
     """
 
     def __init__(self, depth: int, n_max: int) -> None:
@@ -51,6 +52,9 @@ class SuffixArray:
         self._recent = np.empty(_MIN_RECENT, np.int32)
         self._n_recent = 0
         self.ending = np.full(depth, -1, np.int32)
+        self.lent = np.zeros((), SUFFIX_STATE)
+        self._lent_at = int(self.lent.ctypes.data)  # to ask for an address takes long
+        self._lent_arrays: list[int] = []  # the ids of those whose addresses are there
 
     def __len__(self) -> int:
         return self._n
@@ -78,11 +82,7 @@ class SuffixArray:
             last = tokens[: -len(self.ending) - 1 : -1]
             self.ending[len(last) :] = self.ending[: len(self.ending) - len(last)].copy()
             self.ending[: len(last)] = last
-        if self._n > self._n_max:
-            self._forget()
-        elif self._n_recent > _MIN_RECENT and self._n_recent > len(self._sorted) // 8:
-            self._sorted = self._merged(self._sorted, self._recent[: self._n_recent])
-            self._n_recent = 0
+        self._tidy()
 
     def find(self, ending: np.ndarray) -> tuple[np.ndarray, int]:
         """The places in texts that agree with an ending, in at least half of the longest match.
@@ -97,20 +97,45 @@ class SuffixArray:
         found = np.empty((2, _N_FOUND), np.int32)
         return found, kernels.find(self._tokens, self._sorted, self._recent, self._n_recent, ending, found)
 
+    def lend(self, n_more: int) -> int:
+        """Hand the texts over to compiled drafts, with room for so many tokens, until `take_back`.
+
+        Returns:
+            The address of `lent`, where fields of the texts are set.
+        """
+        self._tokens, self._recent = _grown(self._tokens, self._n, n_more), _grown(self._recent, self._n_recent, n_more)
+        arrays = self._tokens, self._sorted, self._recent, self.ending
+        if self._lent_arrays != [id(each) for each in arrays]:
+            self._lent_arrays = [id(each) for each in arrays]
+            for name, each in zip(("tokens", "sorted", "recent", "ending"), arrays, strict=True):
+                self.lent[name], self.lent[f"n_{name}"] = each.ctypes.data, len(each)
+        self.lent["n"], self.lent["n_used"] = self._n, self._n_recent
+        return self._lent_at
+
+    def take_back(self) -> None:
+        """Go on with the tokens that were added."""
+        self._n, self._n_recent = int(self.lent["n"]), int(self.lent["n_used"])
+        self._tidy()
+
     def _insert(self, tokens: np.ndarray) -> None:
-        first, n_recent = self._n, self._n_recent + len(tokens)
+        first = self._n
         self._append(tokens)
-        if n_recent > len(self._recent):
-            self._recent = np.concatenate([self._recent, np.empty(n_recent, np.int32)])
+        self._recent = _grown(self._recent, self._n_recent, len(tokens))
         kernels.extend(self._tokens, first, self._n, self._recent, self._n_recent, self.ending)
-        self._n_recent = n_recent
+        self._n_recent += len(tokens)
 
     def _append(self, tokens: np.ndarray) -> None:
-        end = self._n + len(tokens)
-        if end > len(self._tokens):
-            self._tokens = np.concatenate([self.tokens, np.empty(max(end, len(self._tokens)), dtype=np.int32)])
-        self._tokens[self._n : end] = tokens
-        self._n = end
+        self._tokens = _grown(self._tokens, self._n, len(tokens))
+        self._n += len(tokens)
+        self._tokens[self._n - len(tokens) : self._n] = tokens
+
+    def _tidy(self) -> None:
+        """Merge recent contexts into the others where they are many, or forget the older half of all."""
+        if self._n > self._n_max:
+            self._forget()
+        elif self._n_recent > _MIN_RECENT and self._n_recent > len(self._sorted) // 8:
+            self._sorted = self._merged(self._sorted, self._recent[: self._n_recent])
+            self._n_recent = 0
 
     def _merged(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         merged = np.empty(len(first) + len(second), np.int32)
@@ -123,6 +148,13 @@ class SuffixArray:
         self._append(kept)
         self._sorted = np.flatnonzero(kept >= 0).astype(np.int32)
         kernels.sort(self._tokens, self._sorted, len(self.ending))
+
+
+def _grown(array: np.ndarray, n: int, n_more: int) -> np.ndarray:
+    """The array, or a longer copy where it has no room for so many numbers after the first n."""
+    if n + n_more <= len(array):
+        return array
+    return np.concatenate([array[:n], np.empty(max(n_more, len(array)), np.int32)])
 
 
 _LOG = "augury.drafters.suffix"

@@ -81,8 +81,8 @@ def test_the_process_ends_with_a_load_that_fails(cores, monkeypatch, tmp_path):
     ("spec_type", "modules"),
     [
         ("none", []),
-        ("ngram-simple", ["augury.speculation.kernels"]),
-        ("recycle;suffix", ["augury.speculation.kernels", *["augury.drafters.ngram.kernels"] * 2]),
+        ("ngram-simple", ["augury.speculation.round_kernel"]),
+        ("recycle;suffix", ["augury.speculation.round_kernel", *["augury.drafters.ngram.compiled_drafts"] * 2]),
     ],
 )
 def test_an_engine_names_what_its_drafters_run(spec_type, modules, monkeypatch):

@@ -176,7 +176,7 @@ def answers(path, backend, prompts, n, **params):
 
 
 def test_neither_chains_of_passes_nor_speculation_change_anything(tiny, monkeypatch):
-    monkeypatch.setattr("augury.engine.round_pass._LONGEST_S", 1e6)  # the simulator's passes are long
+    monkeypatch.setattr("augury.engine.round_pass.LONGEST_S", 1e6)  # the simulator's passes are long
     chains, chain = [], _loaded.CudaModel.forward_chain
     monkeypatch.setattr(_loaded.CudaModel, "forward_chain", lambda self, *told: (chains.append(told[1]), chain(self, *told))[1])
     prompts = [[20, 21, 22, 23, 20, 21], [183, 184, 185, 190, 183, 184]]  # the model counts up, mostly

@@ -1,0 +1,100 @@
+"""A pass over a text's last token and a tree after it, which compiled rounds call; see `augury.interfaces.CompiledPass`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.cache_type import CellMove, Move
+from augury.backends.numba_cpu.kernels.jit import helper, kernel
+from augury.backends.numba_cpu.kernels.logits import best
+from augury.backends.numba_cpu.kernels.simd import get_i32, get_i64, put_i64
+from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct
+from augury.backends.numba_cpu.kernels.team import Segment, TeamState, lead
+
+
+@struct
+class Tape:
+    """Records of a team."""
+
+    address: int
+    end: int
+
+
+@struct
+class DraftedPass:
+    """What the passes of a slot work with; sizes to times are those of `CompiledPass`."""
+
+    team: Any = pointer_to(TeamState)
+    slot: int
+    few: Any = nested(Tape)  # of a pass of up to `n_few` tokens, or of more
+    many: Any = nested(Tape)
+    n_few: int
+    moving: Any = nested(Tape)
+    cells: Any = pointer_to(CellMove)
+    segment: Any = pointer_to(Segment)
+    run_parents: int  # (n,) int64, address, of the run's tokens
+    logits: int  # address
+    maxima: int
+    stride: int
+    n_vocab: int
+    k: int
+    scores: int  # (rows, k) float32, address
+    sizes: int
+    tokens: int
+    parents: int
+    moves: int
+    ids: int
+    times: int
+
+
+move_at = pointer_maker(Move)
+
+
+@helper
+def run(team, tape):
+    """Run a tape with all threads."""
+    team.tape, team.tape_end = tape.address, tape.end
+    lead(team)
+
+
+@helper
+def move_cells(call, n_moves):
+    """Move accepted tokens' cells together."""
+    for i in range(n_moves):
+        cell = call.cells[i]
+        cell.slot = call.slot
+        cell.source, cell.target = get_i32(call.moves + 8 * i), get_i32(call.moves + 8 * i + 4)
+    place = call.moving.address
+    while place < call.moving.end:
+        record = move_at(place)
+        record.n_moves = n_moves
+        place += record.n_bytes
+    run(call.team, call.moving)
+
+
+@kernel(call=DraftedPass)
+def compute(call):
+    """Move cells, then compute the pass and find the best tokens of each row."""
+    n, start, n_moves, team = get_i64(call.sizes), get_i64(call.sizes + 8), get_i64(call.sizes + 16), call.team
+    if n_moves > 0:
+        move_cells(call, n_moves)
+    if n == 0:
+        return
+    is_tree = False
+    for i in range(n):
+        parent, at = get_i32(call.parents + 4 * i), 8 * i
+        put_i64(team.tokens + at, get_i32(call.tokens + 4 * i))
+        put_i64(team.positions + at, start if i == 0 else get_i64(team.positions + 8 * parent) + 1)
+        put_i64(team.slots + at, call.slot)
+        put_i64(team.cells + at, start + i)
+        put_i64(team.rows + at, i)
+        put_i64(call.run_parents + at, parent)
+        is_tree |= parent != i - 1
+    segment = call.segment
+    segment.first, segment.n, segment.slot, segment.parents = 0, n, call.slot, call.run_parents if is_tree else 0
+    team.n_tokens, team.n_rows, team.n_segments = n, n, 1
+    put_i64(call.times, simd.nanoseconds())
+    run(team, call.few if n <= call.n_few else call.many)
+    best(call.logits, call.maxima, call.stride, 0, n, call.n_vocab, call.k, call.ids, call.scores)
+    put_i64(call.times + 8, simd.nanoseconds())

@@ -1,0 +1,85 @@
+"""Rounds of a sequence that is alone, run by one call of compiled code; see `augury.speculation.compiled_rounds`."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+from attrs import evolve
+
+from augury.batch import SlotInput
+from augury.engine.context import EngineContext
+from augury.engine.round_pass import LONGEST, LONGEST_S, RoundPass, RoundRecord, ScheduledInput
+from augury.engine.sequence import RunningSequence
+from augury.interfaces import CompiledPass
+from augury.interruption import interrupted
+from augury.passes import ArrayPass
+from augury.speculation.compiled_rounds import ROOM, run_rounds
+from augury.speculation.drafting import Drafting
+from augury.speculation.drafts import Outcome
+from augury.speculation.verification import Accepted
+
+_READ = ArrayPass(np.empty((0, 0), np.float32))  # of whose rows nothing is left to be told
+
+
+class DoneRounds(NamedTuple):
+    """What is told of the rounds together, as of one."""
+
+    record: RoundRecord
+    passed: RoundPass
+    settle_s: float  # in which drafters learnt
+
+
+def run_compiled(
+    context: EngineContext, drafting: Drafting, sequence: RunningSequence, n_vocab: int, pass_s: float
+) -> DoneRounds | None:
+    """Run a sequence's next rounds; None where something that takes part has no compiled functions, or nobody is asked.
+
+    There are as many as a caller does not notice, by passes of `pass_s`: their tokens come together, as those of chains do.
+    """
+    start, n_before = perf_counter(), len(sequence.history)
+    if not sequence.may_be_compiled or sequence.waits_for_drafters or sequence.channel.cancels:
+        return None
+    room = min(sequence.speculation.n_max, ROOM // len(sequence.speculation.members))
+    limit = min(room, context.memory.draft_room(sequence.slot), sequence.n_left - 1)
+    if limit < 1 or (passes := context.model.compiled_pass(sequence.slot, 1 + room, drafting.n_top, n_vocab)) is None:
+        return None
+    n_most = max(int(LONGEST_S / max(pass_s, LONGEST_S / LONGEST)), 1)
+    n_tokens = min(n_most * (1 + limit), sequence.n_left)
+    if (ask := drafting.compiled(sequence, limit, n_tokens)) is None:
+        return None
+    slot_input = _prepared(context, sequence, passes, n_tokens)
+    begin_s, before = perf_counter() - start, interrupted.seconds
+    how = sequence.n_left, sequence.ends, n_most, LONGEST_S * (1 - 1 / LONGEST)
+    rounds = run_rounds(passes, ask, sequence.text, *how)
+    own = 1 - min((interrupted.seconds - before) / sum([each.pass_s for each in rounds]), 0.5)  # without other programs
+    scheduled = ScheduledInput(sequence, evolve(slot_input, n_more=len(rounds) - 1), 1)
+    outcomes, settle_s = list[tuple[ScheduledInput, Outcome]](), 0.0
+    for each in rounds:
+        choice, names = each.choice, each.choice.names
+        n = sequence.emit(Accepted(each.tokens, each.outcome.path), _READ, 0, names)
+        if not n and sequence.error is not None:  # the slot keeps its contents of before
+            raise sequence.error
+        sequence.counter.round(names, choice.draft.depth, len(each.outcome.path), n)
+        settling = perf_counter()
+        drafting.settle_compiled(ask, each, own * each.pass_s, begin_s / len(rounds))
+        settle_s += perf_counter() - settling
+        outcomes.append((scheduled._replace(choice=choice), each.outcome))
+    for drafter, functions in ask.drafters:
+        drafter.guard.end_compiled(functions)
+    context.commit(evolve(slot_input, tokens=sequence.history[n_before - 1 : -1]))
+    sequence.n_kept += len(sequence.history) - n_before
+    n_tokens = sum([1 + len(each.choice.nodes) for each in rounds])
+    draft_s, passes_s = sum([each.draft_s for each in rounds]), sum([each.pass_s for each in rounds])
+    record = RoundRecord(start, [scheduled], 0, n_tokens, draft_s, outcomes)
+    return DoneRounds(record, RoundPass(_READ, [], [], None, {}, passes_s, own * passes_s, 0.0), settle_s)
+
+
+def _prepared(context: EngineContext, sequence: RunningSequence, passes: CompiledPass, n_tokens: int) -> SlotInput:
+    """Reserve memory for so many tokens, and hand on the moves of the draft before."""
+    slot_input = context.prepare(sequence.slot, sequence.history[-1:], n_more=n_tokens - 1)
+    moves = slot_input.reservation.accepted
+    passes.sizes[2] = len(moves)
+    passes.moves[: len(moves)] = np.array(moves, np.int32).reshape(-1, 2)
+    return slot_input

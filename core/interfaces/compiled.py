@@ -1,0 +1,58 @@
+"""Functions by which compiled rounds draft and verify without Python in between; see `augury.speculation.compiled_rounds`.
+
+A function is known by its address, takes int64 alone, and follows the convention of `augury.machine_code`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class CompiledPass(ABC):
+    """Passes over one slot's last token and a tree after it, with the best tokens of each row.
+
+    Attributes:
+        function: A function of `argument`, which moves cells, and then computes the pass unless it has no tokens.
+        argument: Its argument.
+        sizes: (3,) int64, which it reads: tokens n, the position of the first one, and moves m.
+        tokens: (room,) int32, which it reads: first the text's last token.
+        parents: (room,) int32, by token its parent among these, -1 of the first.
+        moves: (room, 2) int32, from which cell to which, each after those before it.
+        ids: (room, k) int32, which it writes: the best tokens after each token, best first; first -1 where none can be chosen.
+        times: (2,) int64, which it writes: when the pass began and ended, in nanoseconds.
+    """
+
+    function: int
+    argument: int
+
+    def __init__(self, room: int, k: int) -> None:
+        """Make room for passes of so many tokens, and for the k best tokens of each row."""
+        self.sizes, self.times = np.zeros(3, np.int64), np.zeros(2, np.int64)
+        self.tokens, self.parents = np.zeros((2, room), np.int32)
+        self.moves, self.ids = np.zeros((room, 2), np.int32), np.zeros((room, k), np.int32)
+
+    @abstractmethod
+    def run(self, rounds: Callable[..., int], *arguments: Any) -> int:
+        """Call what makes passes by the function."""
+
+
+class CompiledDraft(NamedTuple):
+    """A drafter's functions, for some rounds of its slot.
+
+    Attributes:
+        draft: A function of `state`, the text's address, (h,) int32, its tokens h, the most tokens of a draft, and the address
+            of a table (3, room) int32 with its room: it writes tokens, parents and evidence there, and returns how many.
+        learn: A function of `state`, and what a pass verified: the addresses of its tokens (n,) int32 and of the best tokens
+            after each, (n, k) int32, n and k. 0: nothing is learnt.
+        state: The address of what they work on.
+        end: Called with the text (h,) int32, once the rounds are over.
+    """
+
+    draft: int
+    learn: int
+    state: int
+    end: Callable[[np.ndarray], object] = lambda _: None

@@ -1,0 +1,105 @@
+"""Rounds without Python between drafting, the pass and what it accepts, where all of these have compiled functions.
+
+A pass empties the caches, and Python then takes three times as long as with warm ones: a round's, beside a small model, a
+quarter of its pass. So some rounds are run by one call (`round_kernel`). They are settled one after another like any others,
+which goes on in caches that are warm from the second one on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+from attrs import evolve
+
+from augury.compiled import ImportedLater
+from augury.interfaces import CompiledDraft, CompiledPass
+from augury.speculation.constants import DRAFTED_NS, N_FIGURES, TOKEN
+from augury.speculation.costs import PassCurve
+from augury.speculation.drafts import JointTree, Outcome, Proposal, SlotProposals, VerifiedNodes
+from augury.speculation.profiles import RequestDrafter
+from augury.types import Draft
+
+ROOM = 64  # tokens of all drafts of a round, at most
+_kernel = ImportedLater("augury.speculation.round_kernel")
+
+
+class CompiledAsk(NamedTuple):
+    """The drafters that are asked in each of some rounds, with their functions, and what is to be known of the first round."""
+
+    slot: SlotProposals
+    curve: PassCurve
+    drafters: Sequence[tuple[RequestDrafter, CompiledDraft]]
+
+
+class CompiledRound(NamedTuple):
+    """One of the rounds, as it would be without them."""
+
+    choice: VerifiedNodes
+    outcome: Outcome
+    tokens: list[int]  # (n_emitted,); the last one is -1 where none could be chosen
+    draft_s: float
+    pass_s: float
+
+
+def run_rounds(
+    passes: CompiledPass, ask: CompiledAsk, text: np.ndarray, n_left: int, ends: np.ndarray, n_most: int, most_s: float
+) -> list[CompiledRound]:
+    """Run up to `n_most` rounds, none of which begins more than `most_s` seconds after the first pass.
+
+    Args:
+        passes: Whose moves are those that come before the first pass.
+        ask: See `CompiledAsk`.
+        text: The text, (n,) int32, with room for what follows, which is written there.
+        n_left: Tokens that may be emitted, at least 2.
+        ends: (e,) int32, rising: the tokens after which there are no more.
+        n_most: At least 1.
+        most_s: Seconds.
+    """
+    slot, drafters = ask.slot, [drafter for drafter, _ in ask.drafters]
+    assert slot.agreement is not None
+    d, budget = len(drafters), slot.drafters.budget
+    values = np.zeros((d, max([len(each.chances.values) for each in drafters])))
+    for row, each in zip(values, drafters, strict=True):
+        row[: len(each.chances.values)] = each.chances.values
+    drafts, trees, chances = (
+        np.empty((d, 3, ROOM), np.int32),
+        np.empty((n_most, 5, ROOM), np.int64),
+        np.empty((n_most, 2, ROOM)),
+    )
+    places, lengths = np.empty((2, n_most, d, ROOM), np.int64), np.empty((n_most, d), np.int64)
+    chosen, figures = np.empty((2, n_most, ROOM), np.int64), np.empty((n_most, N_FIGURES), np.int64)
+    start = perf_counter()
+    n = passes.run(
+        _kernel.run_rounds,
+        *(n_most, int(1e9 * most_s), text, slot.n_context, n_left, slot.limit, ends),
+        *(
+            passes.function,
+            passes.argument,
+            passes.sizes,
+            passes.tokens,
+            passes.parents,
+            passes.moves,
+            passes.ids,
+            passes.times,
+        ),
+        *(np.array([(each.draft, each.learn, each.state) for _, each in ask.drafters]), values, slot.agreement.table),
+        *(np.array([[0, 0, 0, slot.n_min, 0]]), np.array([[budget.seconds, budget.first]]), *map(np.asarray, ask.curve)),
+        *(drafts, trees, chances, *places, lengths, *chosen, figures),
+    )
+    others_ns = int(figures[:n, DRAFTED_NS:].sum())
+    figures[0, DRAFTED_NS] = max(int(1e9 * (perf_counter() - start)) - others_ns, 0)  # drafts before the first pass
+    told, end = list[CompiledRound](), slot.n_context
+    for r, (n_nodes, n_chosen, n_path, n_emitted, is_stopped, drafted_ns, pass_ns) in enumerate(figures[:n].tolist()):
+        now = evolve(slot, n_context=end, by_drafter={}, lookups=[], tree=JointTree.of(drafters, trees[r], chances[r], n_nodes))
+        for drafter, k, nodes, buckets in zip(drafters, lengths[r].tolist(), *places[:, r], strict=True):
+            now.lookups.append(drafter)
+            now.by_drafter[drafter] = Proposal(Draft(trees[r, TOKEN, nodes[:k]]), nodes[:k], buckets[:k])
+        verified = chosen[0, r, :n_chosen].tolist()
+        outcome = Outcome(tuple(chosen[1, r, :n_path].tolist()), n_emitted, bool(is_stopped))
+        choice = VerifiedNodes(now, now.tree.part(verified), verified)
+        told.append(CompiledRound(choice, outcome, text[end : end + n_emitted].tolist(), 1e-9 * drafted_ns, 1e-9 * pass_ns))
+        end += n_emitted
+    return told
