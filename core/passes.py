@@ -278,9 +278,7 @@ class Context(ABC):
                 shares, which then have one row and no draft. The slot takes all chosen tokens but the last.
                 Tokens that are to stay join the `tokens` of the feed that is committed.
 
-        Raises:
-            CapacityError: They do not fit.
-            OptionError: The model has no such tokens or slot, or its state cannot be cut back so far.
+        Raises CapacityError: they do not fit. OptionError: no such tokens or slot, or the state cannot be cut back so far.
         """
 
     @abstractmethod

@@ -241,12 +241,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.chat_template_kwargs is not None:
         params["chat_template_kwargs"] = args.chat_template_kwargs
     warn_of_synthetic(args)
-    messages, system, template = (
-        _session_of(args.session),
-        request_flags.system_prompt_of(args),
-        request_flags.template_of(args),
-    )
-    if system is not None:
+    messages, template = _session_of(args.session), request_flags.template_of(args)
+    if (system := request_flags.system_prompt_of(args)) is not None:
         messages = request_flags.with_system(messages, system)
     is_terminal = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
     with load_engine(args, args.spec_type, args.model_draft) as engine:

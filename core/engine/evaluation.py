@@ -45,18 +45,14 @@ class Evaluations(Generation, ABC):
     _context: EngineContext
 
     def evaluate(self, prompt: str | Sequence[int] | np.ndarray, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-        """The logits after every token of a text, without generating, in a free slot, whose contents are forgotten.
+        """The logits (R, V) float32 after tokens of a text, without generating, in a free slot, whose contents are forgotten.
 
         Args:
             prompt: A text or T token ids.
             rows: R positions whose logits are wanted, in any order; None for all T.
 
-        Returns:
-            (R, V) float32.
-
-        Raises:
-            OptionError: A token or row is out of range, or there are none.
-            CapacityError: The tokens do not fit into the context.
+        Raises OptionError: a token or row is out of range, or there are none. CapacityError: the tokens do not fit into the
+        context.
         """
         tokens = self._tokens(prompt, None)
         wanted = _checked_rows(rows, len(tokens))
@@ -71,17 +67,13 @@ class Evaluations(Generation, ABC):
         return logits if np.array_equal(rising, wanted) else logits[back]
 
     def score(self, texts: Any, *, logprobs: int = 0) -> list[Any]:
-        """How probable the tokens of texts are.
+        """How probable the tokens of texts are: a `PromptToken` for each, the first of a text without a log-probability.
 
         Args:
-            texts: A text or token ids, or a list of such.
+            texts: A text or token ids, or a list of such, which gives a list of such lists.
             logprobs: How many of the most probable tokens to report beside each.
 
-        Returns:
-            A `PromptToken` for each token of one text, the first without a log-probability; of several a list of such lists.
-
-        Raises:
-            AuguryError: By its kind: a text that has no tokens, or too many for the context, or a count below 0.
+        Raises AuguryError: by its kind, a text that has no tokens, or too many for the context, or a count below 0.
         """
         scored: list[Any] = self._worker.answer(self._scoring(texts, logprobs))
         return scored
@@ -111,19 +103,15 @@ class Evaluations(Generation, ABC):
         return _reading(self._context, texts, read, lambda: _as_given(given, scored), rows=rows)
 
     def logprobs(self, texts: Any, *, first: int = 1) -> Any:
-        """The log-probabilities of the tokens of texts, each after those before it.
+        """The log-probabilities of the tokens of texts, each after those before it, (T - first,) float64.
 
         They are those that `score` tells and that a request reports of the same tokens, to the bit.
 
         Args:
-            texts: A text or token ids, or a list of such.
+            texts: A text or token ids, or a list of such, which gives a list.
             first: The first token that is wanted, at least 1: token 0 follows nothing.
 
-        Returns:
-            (T - first,) float64 of one text; of several a list of such.
-
-        Raises:
-            AuguryError: By its kind: a text that has no tokens, or too many for the context, or `first` below 1.
+        Raises AuguryError: by its kind, a text that has no tokens, or too many for the context, or `first` below 1.
         """
         each, wanted, narrowed = self._each(texts), check_count("first", first, 1), self._narrowing()
         found = [np.empty(max(len(text) - wanted, 0)) for text in each]
@@ -154,8 +142,7 @@ class Evaluations(Generation, ABC):
             n_windows: How many windows to take at most; None: all.
             progress: Is told how many windows are computed, of how many; None: a notebook shows it.
 
-        Raises:
-            AuguryError: By its kind: a text shorter than a window, or a window that does not fit into the context.
+        Raises AuguryError: by its kind, a text shorter than a window, or a window that does not fit into the context.
         """
         tokenizer = self.tokenizer
         ids = tokenizer.encode(text) if tokenizer is not None and isinstance(text, str) else text
@@ -171,21 +158,17 @@ class Evaluations(Generation, ABC):
         return Perplexity.of(found)
 
     def embed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
-        """Embeddings: the inputs of the output's matrix.
+        """Embeddings: the inputs of the output's matrix, (E,) float32 of one text, (n, E) of several.
 
         A mean is summed in float64, token by token: it does not depend on how the text was divided into passes.
 
         Args:
             texts: A text or token ids, or a list of such.
-            pooling: `mean` of the tokens, the `last` or the first (`cls`) of them, or `none`: all. By default as the model's
-                file says, or else `last`.
+            pooling: `mean` of the tokens, the `last` or the first (`cls`) of them, or `none`: all, (T, E), or a list of such.
+                By default as the model's file says, or else `last`.
             normalize: Whether to scale them to length 1.
 
-        Returns:
-            (E,) float32 of one text, (n, E) of several; with `none` (T, E), or a list of such.
-
-        Raises:
-            AuguryError: By its kind: no such pooling, no embeddings, a text that has no tokens, or too many for the context.
+        Raises AuguryError: by its kind, no such pooling, no embeddings, a text that has no tokens, or too many for the context.
         """
         kind = _checked_pooling(pooling, self.info)
         embeddings: np.ndarray | list[np.ndarray] = self._worker.answer(self._embedding(texts, kind, normalize=normalize))
@@ -244,18 +227,14 @@ class Evaluations(Generation, ABC):
         return tuple(self._context.model.features)
 
     def hidden_states(self, texts: Any, names: Sequence[str]) -> Any:
-        """The outputs of layers for every token, as heads and other drafters read them.
+        """The outputs of layers for every token, (T, F) float32 by name, as heads and other drafters read them.
 
         Args:
-            texts: A text or token ids, or a list of such.
+            texts: A text or token ids, or a list of such, which gives a list of such mappings.
             names: Features of the model: `layer.I`, the residual stream after layer I, counted from 0; `embedding`, the same
                 before the first layer; `output`, the input of the output's matrix.
 
-        Returns:
-            (T, F) float32 by name of one text; of several a list of such mappings.
-
-        Raises:
-            AuguryError: By its kind: no such features, a text that has no tokens, or too many for the context.
+        Raises AuguryError: by its kind, no such features, a text that has no tokens, or too many for the context.
         """
         if isinstance(names, str):
             raise OptionError(f"names is {names!r}, expected a list of names, such as [{names!r}]")

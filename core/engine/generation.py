@@ -60,11 +60,9 @@ class Generation(ABC):
             n: How many answers, as a list, with the seeds `seed`, `seed + 1`, ...; the prompt is processed once.
             **params: See `augury.RequestParams`; `messages` in place of a prompt.
 
-        Raises:
-            OptionError: An argument is unknown or out of range.
-            PromptTooLongError: The prompt does not fit into the context.
-            QueueFullError: `max_queue` requests wait already.
-            AuguryError: The engine is closed, or was loaded before this process was forked off.
+        Raises OptionError: an argument is unknown or out of range. PromptTooLongError: the prompt does not fit into the
+        context. QueueFullError: `max_queue` requests wait already. AuguryError: the engine is closed, or was loaded before a
+        fork.
         """
         self._worker.check_queue()  # before a template is rendered for nothing
         given: dict[str, Any] = {**params}

@@ -192,17 +192,13 @@ class ModelFile:
     @overload
     def get(self, key: str, kind: type[Value], default: Default) -> Value | Default: ...
     def get(self, key: str, kind: type[Value], default: object = NOTHING) -> object:
-        """Look up a metadata value of a known kind.
+        """Look up a metadata value of a known kind. Raises ModelFileError: it is missing and required, or is something else.
 
         Args:
             key: The metadata key.
-            kind: `int`, `float`, `bool`, `str`, `list[int]`, `list[float]`, `list[bool]`, `list[str]`, or `np.ndarray`
-                for an array of numbers as the file stores it. Integers are also taken where floats are asked for;
-                nothing else is converted.
+            kind: `int`, `float`, `bool`, `str`, a list of one of these, or `np.ndarray` for an array of numbers as the
+                file stores it. Integers are also taken where floats are asked for; nothing else is converted.
             default: The result if the key is missing; without it the key is required.
-
-        Raises:
-            ModelFileError: The key is missing and required, or holds something else.
         """
         value = self.metadata.get(key, NOTHING)
         if value is NOTHING:

@@ -80,7 +80,7 @@ class Tokenizer:
         n_most: int | None = None,
         separator: str | None = None,
     ) -> list[int]:
-        """Encode text.
+        """Encode text. Raises OptionError: it holds half of a surrogate pair, which no encoding of text can hold.
 
         Args:
             text: any text.
@@ -88,12 +88,9 @@ class Tokenizer:
             parse_special: read the texts of control tokens, such as `<|im_end|>`, as these tokens. Leave it off for text that
                 others wrote.
             separator: a character that is left out of the text once special tokens are found in it.
-            n_most: tokens that there is room for. A text that is too long for them by the longest token's bytes is refused
-                before it is encoded, which takes 230 bytes of memory for each of its own.
-
-        Raises:
-            PromptTooLongError: the text has more than `n_most` tokens for certain. A shorter one may have more, too.
-            OptionError: the text holds half of a surrogate pair, which no encoding of text can hold.
+            n_most: tokens that there is room for. PromptTooLongError: the text has more for certain; a shorter one may have
+                more. One too long by the longest token's bytes is refused before it is encoded, which takes 230 bytes of memory
+                for each of its own.
         """
         if n_most is not None and (n_least := self.least_tokens(text)) > n_most:
             raise PromptTooLongError(n_least, n_most, is_least=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import TypeVar, get_origin
 
 import numpy as np
 from attrs import field, frozen
@@ -14,7 +14,7 @@ from augury.errors import ModelFileError, UnsupportedError
 from augury.log import get_logger
 from augury.text.special_token import ROLE_KEYS, TokenType, assign_roles
 
-Kind = TypeVar("Kind", str, int, bool)
+Kind = TypeVar("Kind", str, int, bool, list[str])
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PREFIX = "tokenizer.ggml."
@@ -75,7 +75,7 @@ class Vocabulary:
     @property
     def merges(self) -> list[str] | None:
         """Pairs of token texts with a space between them, the first to be merged first."""
-        return _strings(self._metadata, "merges") if f"{_PREFIX}merges" in self._metadata else None
+        return _optional(self._metadata, "merges", list[str])
 
     @property
     def suppressed(self) -> frozenset[int]:
@@ -112,7 +112,9 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
             f"tokenizer.ggml.model is {kind!r}, a kind of vocabulary that augury does not read; give token ids instead of "
             f"text, or name one that is the same, of {', '.join(kinds)}: --override-kv tokenizer.ggml.model=str:NAME"
         )
-    tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(_strings(metadata, "tokens"))]
+    if (texts := _optional(metadata, "tokens", list[str])) is None:
+        raise ModelFileError(f"{_PREFIX}tokens is missing, expected an array of strings; convert the model again")
+    tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         first = next(token for token, text in enumerate(tokens) if ids[text] != token)
@@ -129,16 +131,6 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
     eog, fim = assign_roles(ids, types, {key: token for key, token in named.items() if token is not None})
     _warn_of_tokens(metadata, kind, len(tokens))
     return Vocabulary(kind, tokens, ids, types, eog, fim, _strips(metadata, ids, types), metadata)
-
-
-def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
-    """`tokenizer.ggml.<key>`, an array of strings. Raises ModelFileError: it is missing or something else."""
-    value = metadata.get(_PREFIX + key)
-    if value is None:
-        raise ModelFileError(f"{_PREFIX}{key} is missing, expected an array of strings; convert the model again")
-    if not isinstance(value, list) or not set(map(type, value)) <= {str}:
-        raise ModelFileError(f"{_PREFIX}{key} is {_described(value)}, expected an array of strings")
-    return value
 
 
 def _strips(metadata: Mapping[str, object], ids: Mapping[str, int], types: np.ndarray) -> frozenset[int]:
@@ -176,8 +168,8 @@ def _optional(metadata: Mapping[str, object], key: str, kind: type[Kind]) -> Kin
     value = metadata.get(_PREFIX + key)
     if value is None:
         return None
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        expected = {str: "a string", int: "an integer", bool: "true or false"}[kind]
+    if type(value) is not (get_origin(kind) or kind) or (isinstance(value, list) and not set(map(type, value)) <= {str}):
+        expected = {str: "a string", int: "an integer", bool: "true or false", list[str]: "an array of strings"}[kind]
         raise ModelFileError(f"{_PREFIX}{key} is {_described(value)}, expected {expected}")
     return value
 
