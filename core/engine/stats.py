@@ -242,8 +242,10 @@ class EngineCounter:
 
     def passed(self, seen: Round, n_prompt: int, running: Iterable[Any]) -> None:
         """A round is over, with so many tokens of prompts in its pass."""
-        self._add(n_rounds=1, n_prompt=n_prompt, draft_s=seen.draft_s, forward_s=seen.forward_s)
-        self._add(n_emitted=seen.n_emitted, n_drafted=seen.n_drafted, n_accepted=seen.n_accepted)
+        self._counts["n_rounds"] += 1
+        self._counts["n_prompt"] += n_prompt
+        for name in ("n_emitted", "n_drafted", "n_accepted", "draft_s", "forward_s"):
+            self._counts[name] += getattr(seen, name)
         self.publish(running)
 
     def overhead(self, seen: Round, n_running: int, seconds: float) -> None:
