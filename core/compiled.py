@@ -41,6 +41,38 @@ def compiled(*types: Any, nogil: bool = False) -> Callable[[Callable[..., Any]],
     return made
 
 
+def address_of(function: Any) -> int:
+    """The address of a function that was `compiled` for one signature, for compiled functions that call it.
+
+    Such a function takes int64 alone, which are numbers and addresses, and returns one or nothing. C can call it as well, as
+    `int32_t f(int64_t *result, void *error, int64_t, ...)`.
+    """
+    (result,) = function.overloads.values()
+    return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
+
+
+def array_at(dtype: Any) -> Callable[..., Any]:
+    """Make a function, for compiled functions, of an address and a shape: the array of this type that lies there."""
+    import numba
+    from numba import types
+    from numba.extending import intrinsic
+    from numba.np.numpy_support import from_dtype
+
+    kind = types.CPointer(from_dtype(dtype))
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def pointer(_: Any, address: Any) -> Any:  # noqa: ARG001 - numba's
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
+
+        return kind(types.int64), generate
+
+    def found(address, shape):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - compiled into its callers
+        return numba.carray(pointer(address), shape)
+
+    return numba.njit(found)
+
+
 class ImportedLater:
     """A module of compiled functions, which is imported when the first of them is called: numba takes a third of a second."""
 

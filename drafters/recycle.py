@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve, frozen
 
+from augury.compiled import address_of
 from augury.drafters.ngram import RECYCLE_ARRAYS, RECYCLE_STATE
 from augury.errors import OptionError
 from augury.interfaces import CompiledDraft, Drafter, DrafterTraits, Session
@@ -211,7 +212,6 @@ class Recycle(Drafter):
     def compiled_draft(self, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - the interface's
         """See `Drafter.compiled_draft`."""
         from augury.drafters.ngram.compiled_drafts import draft_recycle, learn_recycle
-        from augury.machine_code import address_of
 
         how = min(self.options.n_max, limit), self.options.depth, self._n_successors
         if how not in self._compiled:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from attrs import evolve, frozen
 
+from augury.compiled import address_of
 from augury.drafters.ngram import MAX_CORPUS_TOKENS
 from augury.errors import OptionError
 from augury.interfaces import Ask, CompiledDraft, Drafter, DrafterTraits, Session
@@ -189,7 +190,6 @@ class Suffix(Drafter):
         if self._corpus is not None or self._text is None:
             return None
         from augury.drafters.ngram import compiled_drafts
-        from augury.machine_code import address_of
 
         state, lent = self._texts.lend(len(self._text) - len(self._seen) + n_more), self._texts.lent
         lent["n_seen"], options = len(self._seen), self.options

@@ -1,6 +1,6 @@
 """Functions by which compiled rounds draft and verify without Python in between; see `augury.speculation.compiled_rounds`.
 
-A function is known by its address, takes int64 alone, and follows the convention of `augury.machine_code`.
+A function is known by its address, and takes int64 alone; see `augury.compiled.address_of`.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ sequence, whose drafters and model have compiled functions. What the rounds teac
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
 
 from augury.compiled import compiled
-from augury.machine_code import invoke
 from augury.speculation.constants import (
     DRAFTED_NS,
     IS_STOPPED,
@@ -31,6 +32,23 @@ _INT, _FLOAT = numba.int64, numba.float64
 _ROW, _FLOATS, _TOKENS = numba.int64[::1], numba.float64[::1], numba.int32[::1]
 _TABLE, _FLOAT_TABLE, _TOKEN_TABLE = numba.int64[:, ::1], numba.float64[:, ::1], numba.int32[:, ::1]
 _TABLES, _FLOAT_TABLES, _TOKEN_TABLES = numba.int64[:, :, ::1], numba.float64[:, :, ::1], numba.int32[:, :, ::1]
+
+
+@intrinsic
+def invoke(_, address, arguments):  # noqa: ARG001 - numba's
+    """Call the function at an address, see `augury.compiled.address_of`, with a tuple of int64; returns its int64."""
+
+    def generate(_, builder, signature, values):
+        n, (number, code, pointer) = signature.args[1].count, (ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(code, [pointer, pointer] + [number] * n)
+        with builder.goto_entry_block():
+            result = builder.alloca(number, 2)
+        room = builder.bitcast(result, pointer)
+        unpacked = [builder.extract_value(values[1], index) for index in range(n)]
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), [room, room, *unpacked])
+        return builder.load(result)
+
+    return numba.int64(numba.int64, arguments), generate
 
 
 @compiled(

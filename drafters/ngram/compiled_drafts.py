@@ -3,10 +3,9 @@
 import numba
 import numpy as np
 
-from augury.compiled import compiled
+from augury.compiled import array_at, compiled
 from augury.drafters.ngram import RECYCLE_STATE, SUFFIX_STATE
 from augury.drafters.ngram.kernels import add_ways, draft_successors, draft_way, extend, find, learn_successors
-from augury.machine_code import array_at
 
 _N_FOUND = 24
 _INT = numba.int64

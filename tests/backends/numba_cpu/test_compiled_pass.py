@@ -12,7 +12,7 @@ from augury.backends.numba_cpu import NumbaCpu
 from augury.batch import Batch
 from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.machine_code import invoke
+from augury.speculation.round_kernel import invoke
 from augury.types import ModelOptions
 
 ROOM, K, N_PROMPT, V = 9, 3, 6, 128
