@@ -209,7 +209,7 @@ class Recycle(Drafter):
         shapes = _tree_shapes(min(self.options.n_max, limit), self.options.depth, self._n_successors)
         return self._successors.draft(*shapes, int(history[max(len(history) - 2, 0)]), int(history[-1]))
 
-    def compiled_draft(self, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - the interface's
+    def compiled_draft(self, history: np.ndarray, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - the interface's
         """See `Drafter.compiled_draft`."""
         from augury.drafters.ngram.compiled_drafts import draft_recycle, learn_recycle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from time import perf_counter
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from augury.engine.round_pass import LONGEST, LONGEST_S, RoundPass, RoundRecord,
 from augury.engine.sequence import RunningSequence
 from augury.interfaces import CompiledPass
 from augury.interruption import interrupted
+from augury.log import DRAFT_LOGGER
 from augury.passes import ArrayPass
 from augury.speculation.compiled_rounds import ROOM, run_rounds
 from augury.speculation.drafting import Drafting
@@ -41,6 +43,8 @@ def run_compiled(
     start, n_before = perf_counter(), len(sequence.history)
     if not sequence.may_be_compiled or sequence.waits_for_drafters or sequence.channel.cancels:
         return None
+    if DRAFT_LOGGER.isEnabledFor(logging.DEBUG):  # which is told of each round's rows
+        return None
     room = min(sequence.speculation.n_max, ROOM // len(sequence.speculation.members))
     limit = min(room, context.memory.draft_room(sequence.slot), sequence.n_left - 1)
     if limit < 1 or (passes := context.model.compiled_pass(sequence.slot, 1 + room, drafting.n_top, n_vocab)) is None:
@@ -51,28 +55,29 @@ def run_compiled(
         return None
     slot_input = _prepared(context, sequence, passes, n_tokens)
     begin_s, before = perf_counter() - start, interrupted.seconds
-    how = sequence.n_left, sequence.ends, n_most, LONGEST_S * (1 - 1 / LONGEST)
-    rounds = run_rounds(passes, ask, sequence.text, *how)
-    own = 1 - min((interrupted.seconds - before) / sum([each.pass_s for each in rounds]), 0.5)  # without other programs
+    how = sequence.text, sequence.n_left, sequence.ends, context.info.n_vocab
+    rounds = run_rounds(passes, ask, *how, n_most=n_most, most_s=LONGEST_S * (1 - 1 / LONGEST))
+    passes_s = sum([each.pass_s for each in rounds])
+    own = 1 - min((interrupted.seconds - before) / max(passes_s, 1e-9), 0.5)  # of their time, without other programs
     scheduled = ScheduledInput(sequence, evolve(slot_input, n_more=len(rounds) - 1), 1)
     outcomes, settle_s = list[tuple[ScheduledInput, Outcome]](), 0.0
     for each in rounds:
-        choice, names = each.choice, each.choice.names
-        n = sequence.emit(Accepted(each.tokens, each.outcome.path), _READ, 0, names)
+        choice, outcome, names = each.choice, each.outcome, each.choice.names
+        n = sequence.emit(Accepted(each.tokens, outcome.path), _READ, 0, names)
         if not n and sequence.error is not None:  # the slot keeps its contents of before
             raise sequence.error
-        sequence.counter.round(names, choice.draft.depth, len(each.outcome.path), n)
+        outcome = outcome._replace(n_emitted=n)  # without one that is none
+        sequence.counter.round(names, choice.draft.depth, len(outcome.path), n)
         settling = perf_counter()
-        drafting.settle_compiled(ask, each, own * each.pass_s, begin_s / len(rounds))
+        drafting.settle_compiled(ask, each._replace(outcome=outcome), own * each.pass_s, begin_s / len(rounds))
         settle_s += perf_counter() - settling
-        outcomes.append((scheduled._replace(choice=choice), each.outcome))
+        outcomes.append((scheduled._replace(choice=choice), outcome))
     for drafter, functions in ask.drafters:
         drafter.guard.end_compiled(functions)
     context.commit(evolve(slot_input, tokens=sequence.history[n_before - 1 : -1]))
     sequence.n_kept += len(sequence.history) - n_before
     n_tokens = sum([1 + len(each.choice.nodes) for each in rounds])
-    draft_s, passes_s = sum([each.draft_s for each in rounds]), sum([each.pass_s for each in rounds])
-    record = RoundRecord(start, [scheduled], 0, n_tokens, draft_s, outcomes)
+    record = RoundRecord(start, [scheduled], 0, n_tokens, sum([each.draft_s for each in rounds]), outcomes)
     return DoneRounds(record, RoundPass(_READ, [], [], None, {}, passes_s, own * passes_s, 0.0), settle_s)
 
 

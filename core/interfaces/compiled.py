@@ -35,6 +35,12 @@ class CompiledPass(ABC):
         self.tokens, self.parents = np.zeros((2, room), np.int32)
         self.moves, self.ids = np.zeros((room, 2), np.int32), np.zeros((room, k), np.int32)
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """All of these, in their order."""
+        arrays = self.sizes, self.tokens, self.parents, self.moves, self.ids, self.times
+        return self.function, self.argument, *arrays
+
     @abstractmethod
     def run(self, rounds: Callable[..., int], *arguments: Any) -> int:
         """Call what makes passes by the function."""

@@ -209,8 +209,8 @@ class Drafter(Plugin, ABC):
     def close(self) -> None:
         """The slot is over; release its resources."""
 
-    def compiled_draft(self, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - for those that have one
-        """Functions that draft for the slot in some rounds without Python in between, up to `limit` tokens each.
+    def compiled_draft(self, history: np.ndarray, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - of those that have some
+        """Functions that draft after `history`, and in further rounds without Python in between, up to `limit` tokens each.
 
         The text grows by `n_more` tokens at most. None, the default: the drafter has none.
         """

@@ -15,6 +15,7 @@ import numpy as np
 from attrs import evolve
 
 from augury.compiled import ImportedLater
+from augury.errors import PluginError
 from augury.interfaces import CompiledDraft, CompiledPass
 from augury.speculation.constants import DRAFTED_NS, N_FIGURES, TOKEN
 from augury.speculation.costs import PassCurve
@@ -45,7 +46,15 @@ class CompiledRound(NamedTuple):
 
 
 def run_rounds(
-    passes: CompiledPass, ask: CompiledAsk, text: np.ndarray, n_left: int, ends: np.ndarray, n_most: int, most_s: float
+    passes: CompiledPass,
+    ask: CompiledAsk,
+    text: np.ndarray,
+    n_left: int,
+    ends: np.ndarray,
+    n_vocab: int,
+    *,
+    n_most: int,
+    most_s: float,
 ) -> list[CompiledRound]:
     """Run up to `n_most` rounds, none of which begins more than `most_s` seconds after the first pass.
 
@@ -55,6 +64,7 @@ def run_rounds(
         text: The text, (n,) int32, with room for what follows, which is written there.
         n_left: Tokens that may be emitted, at least 2.
         ends: (e,) int32, rising: the tokens after which there are no more.
+        n_vocab: Tokens that may be drafted are less.
         n_most: At least 1.
         most_s: Seconds.
     """
@@ -64,27 +74,15 @@ def run_rounds(
     values = np.zeros((d, max([len(each.chances.values) for each in drafters])))
     for row, each in zip(values, drafters, strict=True):
         row[: len(each.chances.values)] = each.chances.values
-    drafts, trees, chances = (
-        np.empty((d, 3, ROOM), np.int32),
-        np.empty((n_most, 5, ROOM), np.int64),
-        np.empty((n_most, 2, ROOM)),
-    )
-    places, lengths = np.empty((2, n_most, d, ROOM), np.int64), np.empty((n_most, d), np.int64)
-    chosen, figures = np.empty((2, n_most, ROOM), np.int64), np.empty((n_most, N_FIGURES), np.int64)
+    drafts, lengths = np.empty((d, 3, ROOM), np.int32), np.empty((n_most, d), np.int64)
+    trees, chances = np.empty((n_most, 5, ROOM), np.int64), np.empty((n_most, 2, ROOM))
+    places, chosen = np.empty((2, n_most, d, ROOM), np.int64), np.empty((2, n_most, ROOM), np.int64)
+    figures = np.empty((n_most, N_FIGURES), np.int64)
     start = perf_counter()
     n = passes.run(
         _kernel.run_rounds,
-        *(n_most, int(1e9 * most_s), text, slot.n_context, n_left, slot.limit, ends),
-        *(
-            passes.function,
-            passes.argument,
-            passes.sizes,
-            passes.tokens,
-            passes.parents,
-            passes.moves,
-            passes.ids,
-            passes.times,
-        ),
+        *(n_most, int(1e9 * most_s), text, slot.n_context, n_left, slot.limit, ends, n_vocab),
+        *passes.arguments,
         *(np.array([(each.draft, each.learn, each.state) for _, each in ask.drafters]), values, slot.agreement.table),
         *(np.array([[0, 0, 0, slot.n_min, 0]]), np.array([[budget.seconds, budget.first]]), *map(np.asarray, ask.curve)),
         *(drafts, trees, chances, *places, lengths, *chosen, figures),
@@ -95,6 +93,9 @@ def run_rounds(
     for r, (n_nodes, n_chosen, n_path, n_emitted, is_stopped, drafted_ns, pass_ns) in enumerate(figures[:n].tolist()):
         now = evolve(slot, n_context=end, by_drafter={}, lookups=[], tree=JointTree.of(drafters, trees[r], chances[r], n_nodes))
         for drafter, k, nodes, buckets in zip(drafters, lengths[r].tolist(), *places[:, r], strict=True):
+            if k < 0:
+                drafter.guard.fail("compiled_draft", PluginError(f"drafted what is no draft of {slot.limit} tokens at most"))
+                k = 0  # noqa: PLW2901 - nothing of it was taken
             now.lookups.append(drafter)
             now.by_drafter[drafter] = Proposal(Draft(trees[r, TOKEN, nodes[:k]]), nodes[:k], buckets[:k])
         verified = chosen[0, r, :n_chosen].tolist()

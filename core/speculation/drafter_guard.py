@@ -217,7 +217,9 @@ class DrafterGuard:
 
     def compiled_draft(self, limit: int, n_more: int) -> CompiledDraft | None:
         """Its functions for some rounds; None where it has none."""
-        found: CompiledDraft | None = self._call("compiled_draft", self.drafter.compiled_draft, limit, n_more)
+        found: CompiledDraft | None = self._call(
+            "compiled_draft", self.drafter.compiled_draft, self._show_history(), limit, n_more
+        )
         return found
 
     def end_compiled(self, functions: CompiledDraft) -> None:

@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 from augury.compiled import compiled
 from augury.speculation.constants import (
     DRAFTED_NS,
+    EVIDENCE,
     IS_STOPPED,
     N_CHOSEN,
     N_EMITTED,
@@ -22,7 +23,7 @@ from augury.speculation.constants import (
     REACH,
     TOKEN,
 )
-from augury.speculation.kernels import add, choose, find_reach, judge
+from augury.speculation.kernels import add, choose, find_reach, fits, judge
 
 N_TOKENS, START, N_MOVES = range(3)  # of a pass
 BEGUN, ENDED = range(2)  # its times
@@ -52,7 +53,24 @@ def invoke(_, address, arguments):  # noqa: ARG001 - numba's
 
 
 @compiled(
-    *(_INT, _INT, _TOKENS, _INT, _INT, _INT, _TOKENS, _INT, _INT, _ROW, _TOKENS, _TOKENS, _TOKEN_TABLE, _TOKEN_TABLE, _ROW),
+    *(
+        _INT,
+        _INT,
+        _TOKENS,
+        _INT,
+        _INT,
+        _INT,
+        _TOKENS,
+        _INT,
+        _INT,
+        _INT,
+        _ROW,
+        _TOKENS,
+        _TOKENS,
+        _TOKEN_TABLE,
+        _TOKEN_TABLE,
+        _ROW,
+    ),
     *(_TABLE, _FLOAT_TABLE, _FLOAT_TABLE, _TABLE, _FLOAT_TABLE, _FLOATS, _FLOATS),
     *(_TOKEN_TABLES, _TABLES, _FLOAT_TABLES, _TABLES, _TABLES, _TABLE, _TABLE, _TABLE, _TABLE),
     nogil=True,
@@ -65,6 +83,7 @@ def run_rounds(
     n_left,
     limit,
     ends,
+    n_vocab,
     compute,
     call,
     sizes,
@@ -100,6 +119,7 @@ def run_rounds(
         n_left: Tokens that may still be emitted.
         limit: Of a draft, so that all drafters' fit into a tree of ROOM.
         ends: The tokens that end a text, rising.
+        n_vocab: Of the model; drafted tokens are less.
         compute: See `CompiledPass.function`, as for the next seven.
         call: Its argument.
         sizes: (3,).
@@ -120,7 +140,7 @@ def run_rounds(
         chances: (r, 2, ROOM), its chances.
         places: (r, d, ROOM), the nodes of each draft.
         buckets: (r, d, ROOM), and their buckets.
-        lengths: (r, d), how many these are.
+        lengths: (r, d), how many these are; -1 of what is no draft.
         chosen: (r, ROOM), the nodes that were verified.
         paths: (r, ROOM), the places of the accepted ones among these.
         rounds: (r, 7), the figures that `augury.speculation.constants` names.
@@ -139,6 +159,9 @@ def run_rounds(
             if most > 0:
                 arguments = (drafters[d, STATE], text.ctypes.data, n, most, draft.ctypes.data, draft.shape[1])
                 k = min(invoke(drafters[d, DRAFT], arguments), most)
+                if k < 0 or not fits(draft[TOKEN, :k], draft[PARENT, :k], draft[2, :k], n_vocab, values.shape[1] - EVIDENCE):
+                    lengths[r, d] = -1
+                    continue
             lengths[r, d] = k
             above, place = draft[PARENT, :k], places[r, d]
             judge(above, draft[2, :k], _NOTHING, -1, values[d], buckets[r, d], own)

@@ -54,7 +54,7 @@ class SuffixArray:
         self.ending = np.full(depth, -1, np.int32)
         self.lent = np.zeros((), SUFFIX_STATE)
         self._lent_at = int(self.lent.ctypes.data)  # to ask for an address takes long
-        self._lent_arrays: list[int] = []  # the ids of those whose addresses are there
+        self._lent_arrays: tuple[np.ndarray, ...] = ()  # whose addresses are there
 
     def __len__(self) -> int:
         return self._n
@@ -105,8 +105,8 @@ class SuffixArray:
         """
         self._tokens, self._recent = _grown(self._tokens, self._n, n_more), _grown(self._recent, self._n_recent, n_more)
         arrays = self._tokens, self._sorted, self._recent, self.ending
-        if self._lent_arrays != [id(each) for each in arrays]:
-            self._lent_arrays = [id(each) for each in arrays]
+        if not self._lent_arrays or any([one is not other for one, other in zip(arrays, self._lent_arrays, strict=True)]):  # noqa: C419
+            self._lent_arrays = arrays
             for name, each in zip(("tokens", "sorted", "recent", "ending"), arrays, strict=True):
                 self.lent[name], self.lent[f"n_{name}"] = each.ctypes.data, len(each)
         self.lent["n"], self.lent["n_used"] = self._n, self._n_recent

@@ -1,16 +1,22 @@
 """Rounds by one call of compiled code: the tokens, drafts and states of rounds one by one, and none where Python is needed."""
 
 import functools
+import logging
 
+import numba
 import numpy as np
 import pytest
 from oracles.drafts import predictable
 from oracles.models import tiny_model
 
 from augury import Engine, Registry
+from augury.compiled import address_of, array_at, compiled
+from augury.drafters.recycle import Recycle
 from augury.engine import compiled_rounds
 from augury.engine.loop import Loop
 from augury.errors import AuguryError, ModelFileError
+from augury.interfaces import CompiledDraft
+from augury.log import DRAFT_LOGGER
 from augury.speculation.costs import PassCosts
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
@@ -18,6 +24,7 @@ from augury.speculation.planner import DraftPlanner
 REGISTRY = Registry.discover()
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 N_CTX = 192
+numbers = array_at(np.int32)
 MODELS = {"repeating": predictable("llama-dense"), "random": tiny_model("llama-dense"), "windowed": tiny_model("gemma3-dense")}
 
 
@@ -44,8 +51,8 @@ def calls(monkeypatch):
     found, run = [], compiled_rounds.run_rounds
     monkeypatch.setattr(compiled_rounds, "LONGEST_S", 1e3)
 
-    def kept(*arguments):
-        found.append(run(*arguments))
+    def kept(*arguments, **how):
+        found.append(run(*arguments, **how))
         return found[-1]
 
     monkeypatch.setattr(compiled_rounds, "run_rounds", kept)
@@ -174,8 +181,6 @@ def test_requests_beside_each_other_take_rounds_together(calls):
 
 @pytest.mark.usefixtures("_drafts_pay")
 def test_a_drafter_without_functions_or_whose_functions_fail_leaves_the_output_as_it_is(calls, monkeypatch):
-    from augury.drafters.recycle import Recycle
-
     def broken(*_):
         raise ValueError("broken")
 
@@ -215,8 +220,8 @@ def test_a_call_has_as_many_rounds_as_nobody_notices(calls, monkeypatch):
 def test_a_row_of_which_no_token_can_be_chosen_ends_the_request(calls, monkeypatch):
     run = compiled_rounds.run_rounds
 
-    def spoilt(passes, *others):
-        rounds = run(passes, *others)
+    def spoilt(*arguments, **how):
+        rounds = run(*arguments, **how)
         last = rounds[-1]
         return [*rounds[:-1], last._replace(tokens=[*last.tokens[:-1], -1])]
 
@@ -227,3 +232,36 @@ def test_a_row_of_which_no_token_can_be_chosen_ends_the_request(calls, monkeypat
             engine.generate(prompts()[0], max_tokens=40, **GREEDY)
         monkeypatch.setattr(compiled_rounds, "run_rounds", run)
         assert engine.generate(prompts()[1], max_tokens=100, **GREEDY).tokens == plain("repeating", 100)[1]
+
+
+@pytest.mark.usefixtures("_drafts_pay")
+@pytest.mark.parametrize("odd", ["token", "parent", "bucket", "length"])
+def test_a_function_that_writes_no_draft_leaves_its_drafter_out(odd, calls, monkeypatch):
+    table = {"token": (128, -1, 0), "parent": (5, 0, 0), "bucket": (5, -1, 999), "length": (5, -1, 0)}[odd]
+    (token, parent, bucket), k = table, -1 if odd == "length" else 1
+
+    @compiled(*[numba.int64] * 6)
+    def draft(state, text, n, limit, draft, room):
+        rows = numbers(draft, (3, room))
+        rows[0, 0], rows[1, 0], rows[2, 0] = token, parent, bucket
+        return k
+
+    monkeypatch.setattr(Recycle, "compiled_draft", lambda *_: CompiledDraft(address_of(draft), 0, 0))
+    with load() as engine:
+        found = engine.generate(prompts()[0], max_tokens=60, **GREEDY)
+    assert found.tokens == plain("repeating", 100)[0][:60]
+    assert "is no draft of" in found.stats.drafters["recycle"].failed
+    assert found.stats.drafters["suffix"].failed is None
+    assert calls
+
+
+@pytest.mark.usefixtures("_drafts_pay")
+def test_who_logs_drafts_has_each_round_of_its_own(calls):
+    level = DRAFT_LOGGER.level
+    DRAFT_LOGGER.setLevel(logging.DEBUG)
+    try:
+        with load() as engine:
+            engine.generate(prompts()[0], max_tokens=20, **GREEDY)
+    finally:
+        DRAFT_LOGGER.setLevel(level)
+    assert not calls
