@@ -58,7 +58,7 @@ class HasKernels:
 
     __slots__ = ()
     kernels: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """By the name of a backend, its kernel or emitter there, or its place as "module:name", imported for models with it."""
+    """By the name of a backend, its kernel or emitter there, or where models with it import that from, see `resolve_name`."""
 
     @classmethod
     def kernel_for(cls, backend: str) -> Any:
