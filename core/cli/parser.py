@@ -102,8 +102,8 @@ def add_flag(
 class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg] # noqa: SLF001 - argparse offers no other way
     def add_parser(self, name: str, **kwargs: Any) -> Any:
         """See `argparse`; unless it is said, a command's help is its description up to the first stop, colon or semicolon."""
-        begin = re.split("[.:;]", kwargs["description"])[0]
-        kwargs.setdefault("help", begin[0].lower() + begin[1:])
+        if begin := re.split("[.:;]", kwargs.get("description") or "")[0]:
+            kwargs.setdefault("help", begin[0].lower() + begin[1:])
         return super().add_parser(name, **kwargs)
 
 

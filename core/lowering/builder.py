@@ -182,7 +182,7 @@ def _test_of(kind: Any) -> Callable[[Any], bool]:
             and all(_test_of(of_one)(each) for of_one, each in zip(args, value, strict=True))
         )
     kind = origin or kind
-    if kind in _TESTS or not isinstance(kind, type):
+    if kind in _TESTS or kind is Any or not isinstance(kind, type):
         return _TESTS.get(kind, lambda _: True)
     # rows in a form of a backend's are a kind of values of their own, which stands for no rows of numbers
     return (lambda value: type(value) is kind) if issubclass(kind, Value) else (lambda value: isinstance(value, kind))

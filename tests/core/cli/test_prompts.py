@@ -1,13 +1,14 @@
 """Where prompts come from."""
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from support.commands import here, run
 
-from augury.cli import prompts, text_file
-from augury.cli.prompts import Prompt, prompts_of_lines
+from augury.cli import text_file
+from augury.cli.prompts import Prompt, prompts_of_lines, read_prompts
 from augury.cli.text_file import check_writable, read_text
 from augury.errors import AuguryError
 
@@ -15,7 +16,7 @@ from augury.errors import AuguryError
 def read(tmp_path, name, text):
     file = Path(tmp_path) / name
     file.write_text(text)
-    return prompts._from_file(file)
+    return read_prompts(Namespace(prompt=[], prompt_tokens=[], file=[str(file)], chat=False))
 
 
 def test_a_text_file_is_one_prompt_without_its_last_line_end(tmp_path):
