@@ -9,11 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from attrs import evolve
 
-from augury.batch import SlotInput
 from augury.engine.context import EngineContext
 from augury.engine.round_pass import LONGEST, LONGEST_S, RoundPass, RoundRecord, ScheduledInput
 from augury.engine.sequence import RunningSequence
-from augury.interfaces import CompiledPass
 from augury.interruption import interrupted
 from augury.log import DRAFT_LOGGER
 from augury.passes import ArrayPass
@@ -53,7 +51,8 @@ def run_compiled(
     n_tokens = min(n_most * (1 + limit), sequence.n_left)
     if (ask := drafting.compiled(sequence, limit, n_tokens)) is None:
         return None
-    slot_input = _prepared(context, sequence, passes, n_tokens)
+    slot_input = context.prepare(sequence.slot, sequence.history[-1:], n_more=n_tokens - 1)
+    passes.move_first(slot_input.reservation.accepted)  # of the draft before
     begin_s, before = perf_counter() - start, interrupted.seconds
     how = sequence.text, sequence.n_left, sequence.ends, context.info.n_vocab
     rounds = run_rounds(passes, ask, *how, n_most=n_most, most_s=LONGEST_S * (1 - 1 / LONGEST))
@@ -79,12 +78,3 @@ def run_compiled(
     n_tokens = sum([1 + len(each.choice.nodes) for each in rounds])
     record = RoundRecord(start, [scheduled], 0, n_tokens, sum([each.draft_s for each in rounds]), outcomes)
     return DoneRounds(record, RoundPass(_READ, [], [], None, {}, passes_s, own * passes_s, 0.0), settle_s)
-
-
-def _prepared(context: EngineContext, sequence: RunningSequence, passes: CompiledPass, n_tokens: int) -> SlotInput:
-    """Reserve memory for so many tokens, and hand on the moves of the draft before."""
-    slot_input = context.prepare(sequence.slot, sequence.history[-1:], n_more=n_tokens - 1)
-    moves = slot_input.reservation.accepted
-    passes.sizes[2] = len(moves)
-    passes.moves[: len(moves)] = np.array(moves, np.int32).reshape(-1, 2)
-    return slot_input

@@ -6,7 +6,7 @@ A function is known by its address, and takes int64 alone; see `augury.compiled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,11 @@ class CompiledPass(ABC):
         self.sizes, self.times = np.zeros(3, np.int64), np.zeros(2, np.int64)
         self.tokens, self.parents = np.zeros((2, room), np.int32)
         self.moves, self.ids = np.zeros((room, 2), np.int32), np.zeros((room, k), np.int32)
+
+    def move_first(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Let the next pass begin with moves, from which cell to which."""
+        self.sizes[2] = len(moves)
+        self.moves[: len(moves)] = np.array(moves, np.int32).reshape(-1, 2)
 
     @property
     def arguments(self) -> tuple[Any, ...]:

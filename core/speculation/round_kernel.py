@@ -23,11 +23,12 @@ from augury.speculation.constants import (
     REACH,
     TOKEN,
 )
-from augury.speculation.kernels import add, choose, find_reach, fits, judge
+from augury.speculation.kernels import END, LIMIT, add, choose, find_reach, fits, judge
 
-N_TOKENS, START, N_MOVES = range(3)  # of a pass
+N_TOKENS, START, N_MOVES = range(3)  # of `CompiledPass.sizes`
 BEGUN, ENDED = range(2)  # its times
 DRAFT, LEARN, STATE = range(3)  # of a drafter: addresses
+BUCKET = 2  # of a draft, after its tokens and parents
 _NOTHING = np.empty(0, np.float32)
 _INT, _FLOAT = numba.int64, numba.float64
 _ROW, _FLOATS, _TOKENS = numba.int64[::1], numba.float64[::1], numba.int32[::1]
@@ -53,24 +54,8 @@ def invoke(_, address, arguments):  # noqa: ARG001 - numba's
 
 
 @compiled(
-    *(
-        _INT,
-        _INT,
-        _TOKENS,
-        _INT,
-        _INT,
-        _INT,
-        _TOKENS,
-        _INT,
-        _INT,
-        _INT,
-        _ROW,
-        _TOKENS,
-        _TOKENS,
-        _TOKEN_TABLE,
-        _TOKEN_TABLE,
-        _ROW,
-    ),
+    *(_INT, _INT, _TOKENS, _INT, _INT, _INT, _TOKENS, _INT),
+    *(_INT, _INT, _ROW, _TOKENS, _TOKENS, _TOKEN_TABLE, _TOKEN_TABLE, _ROW),
     *(_TABLE, _FLOAT_TABLE, _FLOAT_TABLE, _TABLE, _FLOAT_TABLE, _FLOATS, _FLOATS),
     *(_TOKEN_TABLES, _TABLES, _FLOAT_TABLES, _TABLES, _TABLES, _TABLE, _TABLE, _TABLE, _TABLE),
     nogil=True,
@@ -159,15 +144,17 @@ def run_rounds(
             if most > 0:
                 arguments = (drafters[d, STATE], text.ctypes.data, n, most, draft.ctypes.data, draft.shape[1])
                 k = min(invoke(drafters[d, DRAFT], arguments), most)
-                if k < 0 or not fits(draft[TOKEN, :k], draft[PARENT, :k], draft[2, :k], n_vocab, values.shape[1] - EVIDENCE):
+                if k < 0 or not fits(
+                    draft[TOKEN, :k], draft[PARENT, :k], draft[BUCKET, :k], n_vocab, values.shape[1] - EVIDENCE
+                ):
                     lengths[r, d] = -1
                     continue
             lengths[r, d] = k
             above, place = draft[PARENT, :k], places[r, d]
-            judge(above, draft[2, :k], _NOTHING, -1, values[d], buckets[r, d], own)
+            judge(above, draft[BUCKET, :k], _NOTHING, -1, values[d], buckets[r, d], own)
             m = add(tree, reach, m, draft[TOKEN, :k], above, own, 1 << d, place)
         find_reach(tree, reach, m, agreement, True)
-        slot[0, 1], slot[0, 2] = m, most
+        slot[0, END], slot[0, LIMIT] = m, most
         is_chosen, expected = np.zeros(m, np.bool_), np.ones(1)
         choose(tree, reach[REACH, :m], np.full(m, -1), slot, budget, known, hoped, 0.0, False, is_chosen, expected)
         n_chosen, where = 0, np.full(room + 1, -1, np.int64)

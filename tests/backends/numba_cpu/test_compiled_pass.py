@@ -65,7 +65,7 @@ def test_trees_and_moves_are_those_of_forward(models, call, first, second, data)
     for model in models:
         model.forward(Batch.chain(prompt, slot=1))
     passes, start, moves = compiled.compiled_pass(1, ROOM, K, V), N_PROMPT, None
-    passes.sizes[2] = 0
+    passes.move_first(())
     for tokens, parents in (first, second):
         n = len(tokens)
         depths = [len(path_to(parents, node)) for node in range(n)]
@@ -83,7 +83,7 @@ def test_trees_and_moves_are_those_of_forward(models, call, first, second, data)
         assert 0 < passes.times[0] <= passes.times[1]
         path = path_to(parents, data.draw(st.integers(0, n - 1)))
         pairs = [(start + node, start + 1 + i) for i, node in enumerate(path) if node != i + 1]
-        passes.moves[: len(pairs)], passes.sizes[2] = np.array(pairs, np.int32).reshape(-1, 2), len(pairs)
+        passes.move_first(pairs)
         moves = np.array([(1, *pair) for pair in pairs], np.int32) if pairs else None
         start += 1 + len(path)
     # the last moves alone, and then what both hold
