@@ -326,17 +326,21 @@ $("open-system").onclick = () => editSettings("system");
 // The server, and the browser
 
 let connecting = null;
+let attempt = 0; // of which the last alone counts: an answer about a model may come after another was picked
 async function connect() {
   clearTimeout(connecting);
+  const mine = ++attempt;
   const status = $("model");
   try {
     const names = await models(apiKey());
+    if (mine !== attempt) return;
     const chosen = names.includes(settings.model) ? settings.model : names[0];
     $("models").replaceChildren(...names.map((name) => make("option", { selected: name === chosen }, name)));
     $("models").hidden = names.length < 2;
-    const reported = await props(apiKey(), chosen);
-    const spec = reported.speculative ?? {};
     server.name = chosen;
+    const reported = await props(apiKey(), chosen);
+    if (mine !== attempt) return;
+    const spec = reported.speculative ?? {};
     server.isLoaded = "speculative" in reported;
     server.drafters = (spec.type ?? "none").split(";").filter((name) => name && name !== "none");
     server.plain = reported.plain_per_second ?? null;
@@ -346,6 +350,7 @@ async function connect() {
     status.className = "";
     showThread();
   } catch (error) {
+    if (mine !== attempt) return;
     status.className = "wrong";
     if (error.status === 401) {
       status.replaceChildren(button("sliders", "Enter the API key", () => editSettings("key"), { text: "Enter the API key" }));
@@ -360,6 +365,7 @@ async function connect() {
 
 $("models").onchange = () => {
   settings.model = $("models").value;
+  Object.assign(server, { name: settings.model, isLoaded: false });
   store.saveSettings();
   connect();
 };

@@ -563,6 +563,25 @@ def test_the_model_that_is_picked_is_loaded_and_answers(open_page, tmp_path):
         assert page.locator("#models").input_value() == "two"
 
 
+def test_a_late_word_about_a_model_does_not_undo_what_was_picked_since(page):
+    held = {}
+    names = {"data": [{"id": name, "aliases": [name]} for name in ("a", "b")]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=names))
+    page.route("**/props?model=a", lambda route: held.update(route=route))
+    page.route("**/props?model=b", lambda route: route.fulfill(json={"model_alias": "b"}))
+    with page.expect_request("**/props?model=a"):
+        page.reload()
+    page.select_option("#models", "b")
+    page.wait_for_selector("#model >> text=not loaded")
+    with page.expect_response("**/props?model=a"):
+        held["route"].fulfill(json={"model_alias": "a", "speculative": {"type": "suffix"}})
+    answer_with(page, "Hello.")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "Say a word.")
+    assert sent.value.post_data_json["model"] == "b"
+    assert page.inner_text("#model") == "not loaded"
+
+
 def test_a_server_of_several_models_lets_one_be_picked(page):
     names = {"data": [{"id": name, "aliases": [first]} for name, first in (("a", "a"), ("b", "b"), ("also-b", "b"))]}
     page.route("**/v1/models", lambda route: route.fulfill(json=names))
