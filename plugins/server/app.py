@@ -319,9 +319,10 @@ def _param(error: Mapping[str, Any], body: Any) -> str:
     """The path of the field that an error concerns, without the forms of which pydantic tells where it has tried several."""
     if error["loc"][0] != "body":
         return ".".join(map(str, error["loc"]))
+    *parts, last = error["loc"][1:] or ("",)
     path = []
-    for part in error["loc"][1:]:
+    for part in parts if error["type"] == "missing" else [*parts, last]:  # a field that is null is missing too
         if isinstance(body, dict | list) and (part in body if isinstance(body, dict) else isinstance(part, int)):
             body = body[part]
             path.append(str(part))
-    return ".".join([*path, error["loc"][-1]] if error["type"] == "missing" and len(error["loc"]) > 1 else path)
+    return ".".join([*path, last] if error["type"] == "missing" and last else path)

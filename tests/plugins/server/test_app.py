@@ -64,6 +64,7 @@ def test_a_method_that_a_path_does_not_take_is_named(client):
         ({"prompt": "a", "zzz": 5}, "there is no field 'zzz' here; leave it out", "zzz"),
         ({"prompt": "a", "max_tokens": 5, "n_predict": 6}, "max_tokens and n_predict mean the same here, but differ", None),
         ({}, "prompt is missing", "prompt"),
+        ({"prompt": None}, "prompt is missing", "prompt"),
         ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot', expected a number", "temperature"),
         ({"prompt": "a", "temperature": [1]}, "temperature is a list, expected a number", "temperature"),
         ({"prompt": "a", "top_p": 2}, "top_p is 2, expected at most 1", "top_p"),
