@@ -144,6 +144,11 @@ class ModelFile:
             for key, expected in (("split.no", number), ("split.count", count)):
                 if (found := part.get(key, int)) != expected:
                     raise ModelFileError(f"{part.path}: {key} is {found}, expected {expected} in part {number + 1} of {count}")
+            for key in sorted(part.metadata.keys() & parts[0].metadata.keys() - {"split.no", "split.tensors.count"}):
+                here, there = (each.metadata[key] for each in (part, parts[0]))
+                if _described(here) != _described(there):
+                    differing = f"{quoted(key)} is {_described(here)}, but {_described(there)} in part 1"
+                    raise ModelFileError(f"{part.path}: {differing}; take all parts from one model")
             if both := tensors.keys() & part.tensors.keys():
                 raise ModelFileError(f"{part.path}: tensor {quoted(min(both))} is in an earlier part too")
             tensors |= part.tensors

@@ -566,8 +566,9 @@ def test_parts_that_changed_places_are_an_error(parts):
         ModelFile.open(parts[0])
 
 
-def part(no, count, n_tensors, rows, data):
+def part(no, count, n_tensors, rows, data, n_layers=2):
     entries = [
+        entry("llama.block_count", U32, struct.pack("<I", n_layers)),
         entry("split.no", 2, struct.pack("<H", no)),
         entry("split.count", 2, struct.pack("<H", count)),
         entry("split.tensors.count", 5, struct.pack("<i", n_tensors)),
@@ -582,9 +583,10 @@ def part(no, count, n_tensors, rows, data):
         (part(1, 3, 2, [row("v")], bytes(128)), "split.count is 3, expected 2"),
         (part(1, 2, 9, [row("v")], bytes(128)), "split.tensors.count is 9, but the 2 parts hold 2 tensors"),
         (whole([], [row("v")], bytes(128)), "'split.no' is missing"),
+        (part(1, 2, 2, [row("v")], bytes(128), 3), "'llama.block_count' is the int 3, but the int 2 in part 1; take"),
         (b"nothing", "not a GGUF file"),
     ],
-    ids=["shared tensor", "other count", "other total", "no part", "no GGUF"],
+    ids=["shared tensor", "other count", "other total", "no part", "other model", "no GGUF"],
 )
 def test_parts_that_do_not_belong_together_are_an_error(tmp_path, second, message):
     paths = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
