@@ -12,6 +12,7 @@ from augury.errors import OptionError
 from augury.files.adapter import Adapter, check_architecture
 
 Scales = tuple[float, ...]
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Adapters:
@@ -32,7 +33,7 @@ class Adapters:
         pairs = [(each, 1.0) if isinstance(each, str | Path) else each for each in pairs]
         for each in pairs:
             if not (isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str | Path) and _is_number(each[1])):
-                raise OptionError(f"lora has {each!r}, expected the path of an adapter, or a pair of path and scale")
+                raise OptionError(f"lora has {each!r}, expected the path of an adapter, or a pair of path and finite scale")
         loaded = [Adapter.open(path) for path, _ in pairs]
         check_architecture(loaded, architecture)
         return cls(loaded, tuple(float(scale) for _, scale in pairs), n_slots)
@@ -67,4 +68,4 @@ class Adapters:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(np.float32(value)))
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST

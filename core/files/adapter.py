@@ -56,7 +56,13 @@ class Adapter:
         alpha, made, found = file.get("adapter.lora.alpha", float, 0.0), xxh3_128(), cls._pairs(file)
         matrices = {}
         for name, (down, up) in sorted(found.items()):
-            matrices[name] = down, up * np.float32(alpha / len(down) if alpha else 1.0)
+            with np.errstate(over="ignore", invalid="ignore"):
+                matrices[name] = down, up * np.float32(alpha / len(down) if alpha else 1.0)
+            if not all(np.isfinite(array).all() for array in matrices[name]):
+                raise ModelFileError(
+                    f"{file.path}: lora_a or lora_b of {name!r} at alpha {alpha:g} hold infinities or NaN, expected numbers "
+                    "alone; their training has failed, take an earlier checkpoint"
+                )
             made.update(b"".join([name.encode(), *(array.tobytes() for array in matrices[name])]))
         words = [file.get(f"adapter.lora.{key}", str, "") for key in ("task_name", "prompt_prefix")]
         return cls(file.path, file.architecture, made.hexdigest(), matrices, *words)
@@ -79,6 +85,8 @@ class Adapter:
                 raise ModelFileError(
                     f"{file.path}: lora_a of {of!r} is {shapes[0]} and lora_b {shapes[1]}, expected (R, n_in) and (n_out, R)"
                 )
+        if not found:
+            raise ModelFileError(f"{file.path}: holds no matrices, expected pairs that end in .lora_a and .lora_b")
         return {of: (pair["lora_a"], pair["lora_b"]) for of, pair in found.items()}
 
 

@@ -110,6 +110,8 @@ def test_draft_models_and_heads_draft_for_a_model_with_an_adapter(engine, how):
         ([{"id": 0}], 'expected a list of objects such as {"id": 0, "scale": 1.0}'),
         ([{"id": "0", "scale": 1}], "expected a list of objects"),
         ([{"id": 0, "scale": float("nan")}], "expected a list of objects"),
+        ([{"id": 0, "scale": 1e39}], "expected a list of objects"),
+        ([{"id": 0, "scale": 10**400}], "expected a list of objects"),
         ([{"id": -1, "scale": 1}], "names adapter -1, there are 0 to 1"),
         ([{"id": 2, "scale": 1}], "names adapter 2, there are 0 to 1"),
         ("x", "expected a list of objects"),
@@ -120,7 +122,7 @@ def test_scales_of_no_adapter_are_refused(engine, lora, message):
         engine.generate(PROMPT, lora=lora)
 
 
-@pytest.mark.parametrize("lora", [[3], [("a", "b")], [("a", 1.0, 2)], [None]])
+@pytest.mark.parametrize("lora", [[3], [("a", "b")], [("a", 1.0, 2)], [None], [("a", float("nan"))], [("a", -1e39)]])
 def test_adapters_are_paths_or_pairs_of_path_and_scale(lora):
-    with pytest.raises(OptionError, match="expected the path of an adapter, or a pair of path and scale"):
+    with pytest.raises(OptionError, match="expected the path of an adapter, or a pair of path and finite scale"):
         Adapters.open(lora, 1, "llama")

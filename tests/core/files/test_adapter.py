@@ -48,6 +48,8 @@ def test_b_is_scaled_by_alpha_and_rank_and_the_digest_is_of_all_numbers(tmp_path
         ({"x.weight": (3, 8)}, {}, ModelFileError, "tensor 'x.weight', expected names that end in .lora_a or .lora_b"),
         ({"x.lora_a": (4, 8)}, {}, ModelFileError, r"lora_a of 'x' is \(4, 8\) and lora_b missing"),
         ({"x.lora_a": (4, 8), "x.lora_b": (3, 5)}, {}, ModelFileError, r"lora_b \(3, 5\), expected"),
+        ({"x_norm.weight": (8,)}, {}, ModelFileError, "holds no matrices, expected pairs that end in .lora_a and .lora_b"),
+        *((pair("x", 3, 8), {"alpha": alpha}, ModelFileError, "'x' at alpha .* NaN") for alpha in (np.nan, np.inf)),
     ],
 )
 def test_a_file_that_is_no_adapter_is_an_error_that_says_why(tmp_path, tensors, params, error, message):
