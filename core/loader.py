@@ -41,7 +41,14 @@ from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 _NO_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
-
+# What a file is where it is no model → what to do with it.
+_INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "adapter": "give it as an adapter (--lora, lora=) of the model that it was made for",
+        "mmproj": "it encodes images, which models here do not see: take the file of the language model beside it",
+        "imatrix": "it helps quantise a model: take the file of the model",
+    }
+)
 _N_CTX = 4096  # unless asked for: room for most texts, in memory that most machines have
 
 
@@ -117,6 +124,8 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
             f"{file.path}: it has layers that predict further tokens and none of the model's others; give it as the draft "
             "model (-md, draft_model) of the model that it was made for"
         )
+    if (written_as := file.get("general.type", str, "model")) in _INSTEAD:
+        raise ModelFileError(f"{file.path}: general.type is {written_as!r}, expected a model; {_INSTEAD[written_as]}")
     architecture = registry.architectures.get(file.architecture)
     if architecture is None:
         message = f"{file.path}: architecture {file.architecture!r} is not supported"

@@ -203,6 +203,16 @@ def test_an_unknown_architecture_is_a_model_file_error(tmp_path):
         Engine.load(tmp_path / "x.gguf")
 
 
+@pytest.mark.parametrize(("kind", "instead"), [("adapter", "--lora"), ("mmproj", "images"), ("imatrix", "quantise")])
+def test_a_file_that_is_no_model_says_what_it_is_for(tmp_path, kind, instead):
+    with gguf_file(tmp_path / "x.gguf", "llama") as writer:
+        writer.add_string("general.type", kind)
+        writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    for how in ({}, {"draft_model": tmp_path / "x.gguf"}):
+        with pytest.raises(ModelFileError, match=f"general.type is '{kind}', expected a model; .*{instead}"):
+            Engine.load(tiny_model("llama-dense") if how else tmp_path / "x.gguf", **how)
+
+
 @pytest.mark.parametrize(("asked", "n_ctx"), [(0, 256), (None, 256), (256, 256), (64, 64), (300, 300)])
 def test_the_context_is_the_trained_one_where_nothing_else_is_asked_for_and_a_longer_one_is_warned_of(asked, n_ctx, caplog):
     with load(n_ctx=asked) as engine:
