@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -62,7 +63,9 @@ def _process(models: Models, config: uvicorn.Config) -> uvicorn.Server:
                 listener.listen(_BACKLOG)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if self.should_exit:
+            if is_hurried.is_set():  # a third one: something holds the process, such as a plugin's call that never returns
+                os._exit(128 + sig)
+            elif self.should_exit:
                 is_hurried.set()
             else:
                 super().handle_exit(sig, frame)
