@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from anyio import to_thread
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _N_TEXTS = 2048  # of one request, as OpenAI's server takes them for embeddings
 
+T = TypeVar("T")
 Pieces = AsyncIterator[tuple[int, Token | PromptProgress | Result]]
 Until = Callable[[int, Token], int | None]
 """Whether an answer, named by its number, ends with a token of it: how long that token's text is then, or None."""
@@ -99,7 +100,7 @@ class Generation:
         try:
             if until is None:
                 with self._limited():
-                    return [self._whole(i, await running) for i, running in enumerate(self._runnings)]
+                    return [self._whole(i, await self._in_time(running)) for i, running in enumerate(self._runnings)]
             found = {i: piece async for i, piece in self.pieces(until) if isinstance(piece, Result)}
             return [found[i] for i in range(len(found))]
         finally:
@@ -109,7 +110,8 @@ class Generation:
         """Tokens as they come, each with the number of its answer, and at the end of each answer its result."""
         with self._limited():
             if len(self._runnings) == 1 and self._found is None:
-                async for token in (tokens := aiter(self._runnings[0])):
+                tokens = aiter(self._runnings[0])
+                while (token := await self._in_time(anext(tokens, None))) is not None:
                     if (kept := self._kept(until, 0, token)) is not None:
                         yield 0, kept
                     if not tokens.has_token:
@@ -123,7 +125,7 @@ class Generation:
                 while n_left:
                     if found.empty():
                         await self.before_wait()
-                    i, piece = await found.get()
+                    i, piece = await self._in_time(found.get())
                     if isinstance(piece, BaseException):
                         raise piece
                     if isinstance(piece, Result):
@@ -164,6 +166,16 @@ class Generation:
         finally:
             timer.cancel()
             self.cancel()
+
+    async def _in_time(self, coming: Awaitable[T]) -> T:
+        """Wait while there is time; an engine that a plugin's call holds up ends no answer."""
+        try:
+            async with asyncio.timeout_at(self._deadline) as limit:
+                return await coming
+        except TimeoutError:
+            if limit.expired():
+                raise _too_long(self._server.options.timeout_s) from None
+            raise
 
     def _whole(self, i: int, result: Result) -> Result:
         if i in self._ended:

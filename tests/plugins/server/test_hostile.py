@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import resource
+import signal
 import socket
 import struct
 import threading
@@ -13,15 +14,19 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+import uvicorn
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 from support.commands import here
 from support.servers import serving, settled
 
+from augury.engine.channel import Channel
+from augury.engine.running import Running
 from augury.errors import OptionError
 from augury.plugins.server import embeddings, process
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields
+from augury.plugins.server.generation import Generation
 from augury.plugins.server.json_route import long_answer, pieces_of
 from augury.plugins.server.llama_cpp import completion
 from augury.plugins.server.llama_cpp.completion import CompletionFields, InfillRequest
@@ -331,6 +336,34 @@ def test_embeddings_end_with_the_client_or_the_time(timeout_s):
     assert status == 504
     assert has_ended == has_begun  # what never began has nothing to end
     assert has_begun or timeout_s == 0
+
+
+@pytest.mark.parametrize("way", ["whole", "one", "several"])
+def test_the_time_is_up_also_where_a_plugin_s_call_never_returns(way):
+    async def ask():
+        channels = [Channel() for _ in range(2 if way == "several" else 1)]
+        worker = SimpleNamespace(wait_async=lambda channel: channel.sleep(channel.waiters), check_may_wait=lambda: None)
+        server = Server(ServerOptions(timeout_s=0.05), lambda _: None)
+        runnings = [Running(channel, worker, "x") for channel in channels]
+        generation = Generation(server, runnings, None, None, {})
+        asked = (
+            generation.results(SimpleNamespace(receive=asyncio.Event().wait)) if way == "whole" else anext(generation.pieces())
+        )
+        with pytest.raises(RequestError) as raised:
+            await asked
+        return raised.value.status_code, all(channel.cancels for channel in channels)
+
+    assert asyncio.run(asyncio.wait_for(ask(), 10)) == (504, True)
+
+
+def test_a_third_signal_ends_the_process_where_nothing_else_can(monkeypatch):
+    ends = []
+    monkeypatch.setattr(process.os, "_exit", ends.append)
+    ending = process._process(SimpleNamespace(), uvicorn.Config(None))
+    for _ in range(3):
+        assert not ends
+        ending.handle_exit(signal.SIGTERM, None)
+    assert ends == [143]
 
 
 @pytest.mark.parametrize("where", ["body", "message"])
