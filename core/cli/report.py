@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from augury.cli.text_file import check_writable
-from augury.errors import OptionError
 from augury.options import Spec
 from augury.types import Allocation, Result, Summary, TokenLogprob
 
@@ -258,9 +257,4 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 def check_page(path: Path) -> None:
     """See that a page can be written, in place of an earlier page alone. Raises AuguryError: it cannot, or would not be."""
-    check_writable(path, "--html")
-    if path.exists() and path.stat().st_size:
-        with path.open("rb") as file:
-            if b"<title>augury " not in file.read(1024):
-                message = "exists and is no page of augury; it is left as it is, name another file"
-                raise OptionError(f"--html: {path} {message}")
+    check_writable(path, "--html", over=("page of augury", b"<title>augury "))

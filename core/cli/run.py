@@ -62,9 +62,10 @@ def _run(args: argparse.Namespace) -> int:
     cache: Path | None = args.prompt_cache
     if cache is not None and (len(prompts), args.parallel) != (1, 1):
         raise OptionError("--prompt-cache is for one prompt and one sequence; run several one by one, without -np")
-    for path, flag in ((None if args.prompt_cache_ro else cache, "--prompt-cache"), (args.receipt, "--receipt")):
-        if path is not None:
-            check_writable(path, flag)
+    if cache is not None and not args.prompt_cache_ro:
+        check_writable(cache, "--prompt-cache")
+    if args.receipt is not None:
+        check_writable(args.receipt, "--receipt", over=("file of receipts", b'"augury_receipt"'))
     warn_of_synthetic(args)
     template = request_flags.template_of(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from augury.errors import AuguryError
+from augury.errors import AuguryError, OptionError
 
 _MAX_SIZE = 2**28  # characters of a text or of a line: several times the longest contexts
 
@@ -37,14 +37,22 @@ def numbered_lines(text: str) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
-def check_writable(path: Path, flag: str) -> None:
-    """Check, before minutes of work, that a file can be written. Raises AuguryError: it cannot."""
+def check_writable(path: Path, flag: str, *, over: tuple[str, bytes] | None = None) -> None:
+    """Check, before minutes of work, that a file can be written; `over` is the one kind of file that it may replace.
+
+    A kind is its name, and what is near its start. Raises AuguryError: the file cannot be written, or is of another kind.
+    """
     if not path.parent.is_dir():
         raise AuguryError(f"{flag}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():
         raise AuguryError(f"{flag}: {path} is not a file, expected the name of one")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise AuguryError(f"{flag}: {path} is not writable; choose another place")
+    if over is not None and path.exists() and path.stat().st_size:
+        kind, start = over
+        with path.open("rb") as file:
+            if start not in file.read(1024):
+                raise OptionError(f"{flag}: {path} exists and is no {kind}; it is left as it is, name another file")
 
 
 def _read(read: Callable[[int], str], name: str) -> str:

@@ -225,3 +225,15 @@ def test_the_command_checks_what_run_has_written(capsys, tmp_path):
         file.write_text(text)
         code, _, err = run(capsys, "verify", file)
         assert (code, expected in err) == (1, True)
+
+
+def test_receipts_take_the_place_of_earlier_ones_alone(capsys, tmp_path):
+    file, words = tmp_path / "receipts.jsonl", [*here(MODEL), "-c", 64, "-n", 2, "--prompt-tokens", "1,2,3"]
+    for text in ("", None):  # none, and those of the run before
+        if text is not None:
+            file.write_text(text)
+        assert run(capsys, "run", *words, "--receipt", file)[0] == 0
+    file.write_text("a model, or prompts")
+    code, _, err = run(capsys, "run", *words, "--receipt", file)
+    assert (code, file.read_text()) == (2, "a model, or prompts")
+    assert f"--receipt: {file} exists and is no file of receipts; it is left as it is, name another file" in err
