@@ -59,7 +59,10 @@ class JsonSchema(Guided):
         """A schema, as JSON text or as its value."""
         if not isinstance(value, str | Mapping | bool):
             raise OptionError(f"json_schema is {value!r}, expected a JSON schema: a mapping, or a text")
-        return {"schema": value if isinstance(value, str) else json.dumps(value)}
+        try:
+            return {"schema": value if isinstance(value, str) else json.dumps(value)}
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError(f"json_schema holds what JSON does not have: {error}") from None
 
     def grammar(self) -> str:
         from llguidance import LLMatcher
@@ -80,7 +83,10 @@ class JsonSchema(Guided):
             raise OptionError(f"json-schema: {error}") from None
         except ValueError as error:
             raise OptionError(f"json-schema: the schema holds a number that JSON does not have: {error}") from None
-        return LLMatcher.grammar_from_json_schema(text, overrides=_SPACES[self.options.spaces])  # type: ignore[arg-type]
+        try:
+            return LLMatcher.grammar_from_json_schema(text, overrides=_SPACES[self.options.spaces])  # type: ignore[arg-type]
+        except ValueError as error:  # as of a number beyond float64
+            raise OptionError(f"json-schema: the schema cannot be read: {error}") from None
 
     def explained(self, error: str) -> str:
         """Say where in the schema the keyword or value is that the library names."""
