@@ -67,20 +67,26 @@ def most_tokens(prompts: Iterable[Prompt], max_tokens: int) -> int:
 def encoded(engine: Engine, texts: Iterable[Prompt]) -> Iterator[np.ndarray]:
     """Texts as tokens (T,) int32. Raises AuguryError: the model has no tokenizer or template for one, or no such token."""
     for text in texts:
-        if text.messages is not None:
-            if engine.chat_template is None:
-                raise UnsupportedError(f"{text.where}: this model has no chat template; give texts in place of conversations")
-            of_template = {"tools": text.params.get("tools"), "kwargs": text.params.get("chat_template_kwargs")}
-            ids: Sequence[int] = engine.chat_template.encode(text.messages, add_generation_prompt=False, **of_template)
-        elif text.tokens is not None:
-            ids = text.tokens
-        elif engine.tokenizer is None:
-            raise UnsupportedError('this model has no tokenizer; give token ids, as JSON lines such as {"tokens": [1, 2, 3]}')
-        else:
-            ids = engine.tokenizer.encode(text.text or "")
+        try:
+            ids = _ids(engine, text)
+        except OptionError as error:
+            raise OptionError(f"{text.where}: {error}" if text.where else str(error)) from None
         if ids and not 0 <= min(ids) <= max(ids) < engine.info.n_vocab:
             raise OptionError(f"{text.where}: tokens from {min(ids)} to {max(ids)}, expected ids below {engine.info.n_vocab}")
         yield np.array(ids, np.int32)
+
+
+def _ids(engine: Engine, text: Prompt) -> Sequence[int]:
+    if text.messages is not None:
+        if engine.chat_template is None:
+            raise UnsupportedError(f"{text.where}: this model has no chat template; give texts in place of conversations")
+        of_template = {"tools": text.params.get("tools"), "kwargs": text.params.get("chat_template_kwargs")}
+        return engine.chat_template.encode(text.messages, add_generation_prompt=False, **of_template)
+    if text.tokens is not None:
+        return text.tokens
+    if engine.tokenizer is None:
+        raise UnsupportedError('this model has no tokenizer; give token ids, as JSON lines such as {"tokens": [1, 2, 3]}')
+    return engine.tokenizer.encode(text.text or "")
 
 
 def answered(

@@ -214,7 +214,8 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
         (["-f", "empty"], 1, "-f: there is no text in it"),
         (["--prompts", "bad.jsonl"], 1, "bad.jsonl:1: not JSON"),
         (["-f", "short.jsonl"], 1, "expected at least 2, one of which is held out; give more text"),
-        (["-f", "foreign.jsonl"], 2, "tokens from 1 to 9999, expected ids below 264"),
+        (["-f", "foreign.jsonl"], 2, "foreign.jsonl:1: tokens from 1 to 9999, expected ids below 264"),
+        (["-f", "half.jsonl"], 2, "half.jsonl:2: the text holds "),
     ],
 )
 def test_what_cannot_be_learnt_from_is_refused(model, capsys, tmp_path, words, code, told):
@@ -222,6 +223,7 @@ def test_what_cannot_be_learnt_from_is_refused(model, capsys, tmp_path, words, c
     (model / "bad.jsonl").write_text("{\n")
     (model / "short.jsonl").write_text('{"tokens": [1, 2, 3]}\n')
     (model / "foreign.jsonl").write_text('{"tokens": [1, 9999]}\n')
+    (model / "half.jsonl").write_text('{"tokens": [1, 2]}\n{"prompt": "\\ud800"}\n')
     named = [each if each.startswith("-") else model / each for each in words]
     found, _, err = run(capsys, "learn", "-m", model / "model.gguf", *named, "-o", tmp_path / "head.gguf", "-t", 1)
     assert found == code
