@@ -65,7 +65,8 @@ def kernel(function: Callable[..., None] | None = None, name: str | None = None,
     dispatcher = numba.njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler)(function)
     dispatcher.structs = getattr(structs.get("record"), "beside", {}) | structs
     dispatcher._cache = _KernelCache(function)  # noqa: SLF001 - as Dispatcher.enable_caching does
-    dispatcher.compile = partial(_compile, dispatcher)  # called by numba, too, when Python calls the kernel
+    # called by numba, too: when Python calls the kernel, and for the signature of a pointer or a number in another one's call
+    dispatcher.compile = lambda _: _compile(dispatcher, _signature(dispatcher))
     return dispatcher
 
 

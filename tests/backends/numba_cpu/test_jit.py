@@ -15,6 +15,7 @@ from support.damage import disk_is_full
 
 from augury.backends.numba_cpu.kernels import jit, simd
 from augury.backends.numba_cpu.kernels.rows import as_pointer
+from augury.backends.numba_cpu.kernels.struct import pointer_maker, struct
 from augury.files.atomic_file import AtomicFile
 
 # Prepares three kernels in a fresh process, with the cache folder that the test chose, once its standard input has a line or
@@ -119,6 +120,34 @@ def applied(kernel):
 def is_loaded(kernel):
     jit.address(kernel)
     return bool(kernel.stats.cache_hits)
+
+
+@struct
+class Place:
+    x: int
+
+
+place_at = pointer_maker(Place)
+
+
+def test_a_kernel_that_others_call_with_numbers_and_pointers_has_one_signature(cache, caplog):
+    def put(x, n):
+        simd.put_i64(x, n)
+
+    called = jit.kernel(put)
+
+    def put_both(at):
+        place = place_at(at)
+        called(place.x, 3)
+        called(place, 4)
+
+    jit.address(called)
+    value, place = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    place[0] = value.ctypes.data
+    jit.kernel(put_both)(place.ctypes.data)
+    assert (value[0], place[0]) == (3, 4)
+    assert len(called.overloads) == 1
+    assert not caplog.records
 
 
 def test_a_file_under_another_kernels_name_is_not_loaded(cache):
