@@ -15,7 +15,7 @@ from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
 from augury.backends.numba_cpu.team import Team
 from augury.interfaces import CompiledPass
 
-KERNELS = (kernels.compute,)
+KERNELS = (kernels.compute, kernels.keep)
 
 
 class TeamPass(CompiledPass):
@@ -29,9 +29,10 @@ class TeamPass(CompiledPass):
         programs: Sequence[Program],
         moving: Callable[[np.ndarray], np.ndarray],
         logits: int,
+        features: Sequence[str],
         **places: int,
     ) -> None:
-        """Make passes by the programs of few and of many tokens, whose logits go to an address.
+        """Make passes by the programs of few and of many tokens, which leave features, and whose logits go to an address.
 
         `moving` writes the records that move cells; `places` are further fields of `kernels.DraftedPass`.
         """
@@ -42,9 +43,20 @@ class TeamPass(CompiledPass):
         tapes: dict[str, Any] = dict(zip(("moving", "few", "many"), map(_tape_of, self._kept[1:]), strict=True))
         arrays = {name: getattr(self, name).ctypes.data for name in ("sizes", "tokens", "parents", "moves", "ids", "times")}
         arrays |= {"cells": cells.ctypes.data, "scores": self._scores.ctypes.data}
+        self._features = {name: programs[0].features[name] for name in features}
+        self._kept_features = np.zeros(len(features), dtype(kernels.KeptFeature))
+        self._kept_features["source"] = [each.ctypes.data for each in self._features.values()]
+        self._kept_features["size"] = [each.shape[1] for each in self._features.values()]
+        arrays |= {"features": self._kept_features.ctypes.data, "n_features": len(features)}
         fixed = {"team": team.address, "n_few": PRIVATE_TOKENS, "logits": logits, "k": k}
         self._record = table([kernels.DraftedPass(**tapes, **arrays, **fixed, **places)])
         self.function, self.argument = address(kernels.compute), self._record.ctypes.data
+        self.keep = address(kernels.keep) if features else 0
+
+    def keep_features(self, n: int) -> dict[str, np.ndarray]:
+        kept = {name: np.empty((n, each.shape[1]), np.float32) for name, each in self._features.items()}
+        self._kept_features["target"] = [each.ctypes.data for each in kept.values()]
+        return kept
 
     def run(self, rounds: Callable[..., int], *arguments: Any) -> int:
         for each in self._programs:

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from attrs import evolve
 
 from augury.backends.numba.lowering import Parts
 from augury.backends.numba.model import CompiledModel
@@ -64,7 +65,7 @@ class NumbaCpuModel(CompiledModel):
         self._programs: dict[tuple[object, ...], Program] = {}  # by what `_program` looks at
         self._weights.close_file()
         self._narrow = LastVocabularies[NarrowOutput]()
-        self._compiled: dict[tuple[int, ...], TeamPass] = {}  # by what `compiled_pass` is asked
+        self._compiled: dict[tuple[object, ...], TeamPass] = {}  # by what `compiled_pass` is asked
         self._make_room(_FIRST_ROWS)
         self._inputs = np.zeros((len(_COLUMNS) + 1, MAX_TOKENS), np.int64)  # and each token's parent in its run
         self._runs = np.zeros((MAX_TOKENS, dtype(Segment).itemsize // 8), np.int64)
@@ -158,18 +159,20 @@ class NumbaCpuModel(CompiledModel):
             passed = self._result(self._logits[first : first + n_rows], narrow, features, first)
         return self._result(self._logits[: n_passes * n_rows], narrow, features)
 
-    def compiled_pass(self, slot: int, room: int, k: int, n_vocab: int) -> TeamPass | None:
+    def compiled_pass(self, slot: int, room: int, k: int, n_vocab: int, features: tuple[str, ...] = ()) -> TeamPass | None:
         if not self.chain_rows or self._tokens is not None or self._plan.n_adapters or room > MAX_TOKENS or k > MAX_BEST:
             return None
         if room > len(self._logits):
             self._make_room(room)
-        key, logits = (slot, room, k, n_vocab), self._logits_address
+        key, logits = (slot, room, k, n_vocab, features), self._logits_address
         if (made := self._compiled.get(key)) is None or made.logits != logits:
-            programs = [self._program(Batch.chain([0]), n)[0] for n in (PRIVATE_TOKENS, MAX_TOKENS)]
+            batch = evolve(Batch.chain([0]), features=features)
+            programs = [self._program(batch, n)[0] for n in (PRIVATE_TOKENS, MAX_TOKENS)]
             width, stride = self._lowering.logits_row
             runs = {"segment": self._runs.ctypes.data, "run_parents": self._parents_address}
             how = {"slot": slot, "n_vocab": n_vocab, "maxima": logits + 4 * width, "stride": stride, **runs}
-            made = self._compiled[key] = TeamPass(room, k, self._team, programs, self._lowering.moving, logits, **how)
+            moving = self._lowering.moving
+            made = self._compiled[key] = TeamPass(room, k, self._team, programs, moving, logits, features, **how)
         return made
 
     def _result(

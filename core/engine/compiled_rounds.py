@@ -34,7 +34,7 @@ class DoneRounds(NamedTuple):
 def run_compiled(
     context: EngineContext, drafting: Drafting, sequence: RunningSequence, n_vocab: int, pass_s: float
 ) -> DoneRounds | None:
-    """Run a sequence's next rounds; None where something that takes part has no compiled functions, or nobody is asked.
+    """Run a sequence's next rounds; None where something that takes part has no compiled functions, or is slow and asked.
 
     There are as many as a caller does not notice, by passes of `pass_s`: their tokens come together, as those of chains do.
     """
@@ -45,14 +45,19 @@ def run_compiled(
         return None
     room = min(sequence.speculation.n_max, ROOM // len(sequence.speculation.members))
     limit = min(room, context.memory.draft_room(sequence.slot), sequence.n_left - 1)
-    if limit < 1 or (passes := context.model.compiled_pass(sequence.slot, 1 + room, drafting.n_top, n_vocab)) is None:
+    n_most = drafting.n_compiled(sequence, max(int(LONGEST_S / max(pass_s, LONGEST_S / LONGEST)), 1))
+    if limit < 1 or n_most < 1:
         return None
-    n_most = max(int(LONGEST_S / max(pass_s, LONGEST_S / LONGEST)), 1)
+    features = drafting.features([sequence]) if drafting.wants_features else ()
+    passes = context.model.compiled_pass(sequence.slot, 1 + room, drafting.n_top, n_vocab, features)
+    if passes is None:
+        return None
     n_tokens = min(n_most * (1 + limit), sequence.n_left)
     if (ask := drafting.compiled(sequence, limit, n_tokens)) is None:
         return None
     slot_input = context.prepare(sequence.slot, sequence.history[-1:], n_more=n_tokens - 1)
     passes.move_first(slot_input.reservation.accepted)  # of the draft before
+    fed = passes.keep_features(n_tokens) if features else {}
     begin_s, before = perf_counter() - start, interrupted.seconds
     how = sequence.text, sequence.n_left, sequence.ends, context.info.n_vocab
     rounds = run_rounds(passes, ask, *how, n_most=n_most, most_s=LONGEST_S * (1 - 1 / LONGEST))
@@ -68,11 +73,18 @@ def run_compiled(
         outcome = outcome._replace(n_emitted=n)  # without one that is none
         sequence.counter.round(names, choice.draft.depth, len(outcome.path), n)
         settling = perf_counter()
-        drafting.settle_compiled(ask, each._replace(outcome=outcome), own * each.pass_s, begin_s / len(rounds))
+        if features:
+            first = len(sequence.history) - 1 - n
+            tokens, here = sequence.history[first:-1], slice(first + 1 - n_before, first + 1 - n_before + n)
+            drafting.feed(sequence, first, tokens, {name: rows[here] for name, rows in fed.items()})
+        if ask.drafters:
+            drafting.settle_compiled(ask, each._replace(outcome=outcome), own * each.pass_s, begin_s / len(rounds))
         settle_s += perf_counter() - settling
         outcomes.append((scheduled._replace(choice=choice), outcome))
     for drafter, functions in ask.drafters:
         drafter.guard.end_compiled(functions)
+    if not ask.drafters:
+        drafting.rest([sequence], len(rounds))
     context.commit(evolve(slot_input, tokens=sequence.history[n_before - 1 : -1]))
     sequence.n_kept += len(sequence.history) - n_before
     n_tokens = sum([1 + len(each.choice.nodes) for each in rounds])

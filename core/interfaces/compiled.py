@@ -24,10 +24,14 @@ class CompiledPass(ABC):
         moves: (room, 2) int32, from which cell to which, each after those before it.
         ids: (room, k) int32, which it writes: the best tokens after each token, best first; first -1 where none can be chosen.
         times: (2,) int64, which it writes: when the pass began and ended, in nanoseconds.
+        keep: A function that copies features of the last pass to where `keep_features` said, after those before: of its first
+            token, and of those after that whose numbers are written, (m,) int64, at the address that comes after `argument`,
+            with m. 0: nothing is to be kept.
     """
 
     function: int
     argument: int
+    keep: int = 0
 
     def __init__(self, room: int, k: int) -> None:
         """Make room for passes of so many tokens, and for the k best tokens of each row."""
@@ -44,7 +48,11 @@ class CompiledPass(ABC):
     def arguments(self) -> tuple[Any, ...]:
         """All of these, in their order."""
         arrays = self.sizes, self.tokens, self.parents, self.moves, self.ids, self.times
-        return self.function, self.argument, *arrays
+        return self.function, self.argument, *arrays, self.keep
+
+    @abstractmethod
+    def keep_features(self, n: int) -> dict[str, np.ndarray]:
+        """Make room for features of n tokens, which the next passes keep; returns it, (n, F) float32 by name."""
 
     @abstractmethod
     def run(self, rounds: Callable[..., int], *arguments: Any) -> int:

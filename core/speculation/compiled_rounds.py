@@ -71,9 +71,10 @@ def run_rounds(
     slot, drafters = ask.slot, [drafter for drafter, _ in ask.drafters]
     assert slot.agreement is not None
     d, budget = len(drafters), slot.drafters.budget
-    values = np.zeros((d, max([len(each.chances.values) for each in drafters])))
+    values = np.zeros((d, max([len(each.chances.values) for each in drafters], default=0)))
     for row, each in zip(values, drafters, strict=True):
         row[: len(each.chances.values)] = each.chances.values
+    functions = np.array([(each.draft, each.learn, each.state) for _, each in ask.drafters], np.int64).reshape(d, 3)
     drafts, lengths = np.empty((d, 3, ROOM), np.int32), np.empty((n_most, d), np.int64)
     trees, chances = np.empty((n_most, 5, ROOM), np.int64), np.empty((n_most, 2, ROOM))
     places, chosen = np.empty((2, n_most, d, ROOM), np.int64), np.empty((2, n_most, ROOM), np.int64)
@@ -83,7 +84,7 @@ def run_rounds(
         _kernel.run_rounds,
         *(n_most, int(1e9 * most_s), text, slot.n_context, n_left, slot.limit, ends, n_vocab),
         *passes.arguments,
-        *(np.array([(each.draft, each.learn, each.state) for _, each in ask.drafters]), values, slot.agreement.table),
+        *(functions, values, slot.agreement.table),
         *(np.array([[0, 0, 0, slot.n_min, 0]]), np.array([[budget.seconds, budget.first]]), *map(np.asarray, ask.curve)),
         *(drafts, trees, chances, *places, lengths, *chosen, figures),
     )

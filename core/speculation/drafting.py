@@ -172,22 +172,30 @@ class Drafting:
             profile.n_waited += n
         return n
 
-    def compiled(self, sequence: DraftedSequence, limit: int, n_more: int) -> CompiledAsk | None:
-        """The functions of the drafters to be asked now, where all have some, for rounds that emit up to `n_more` tokens."""
+    def n_compiled(self, sequence: DraftedSequence, n_most: int) -> int:
+        """How many of the next rounds can do without Python: no drafter is asked in them, or none that takes long."""
         planner, drafters = self._planner, self._drafters[sequence.slot]
-        if planner is None or not drafters.may_branch or drafters.n_resting:
-            return None
-        if [each for each in drafters.members if each.profile.is_costly or each.profile.is_certain]:
-            return None
-        if drafters.n_rested:
+        if planner is None or not drafters.may_branch:
+            return 0
+        return min(n_most, drafters.n_resting or planner.n_unpromising(drafters.members, n_most))
+
+    def compiled(self, sequence: DraftedSequence, limit: int, n_more: int) -> CompiledAsk | None:
+        """The functions of the drafters to be asked now, where all have some, for rounds that emit up to `n_more` tokens.
+
+        While drafters rest there are none of them.
+        """
+        planner, drafters = self._planner, self._drafters[sequence.slot]
+        assert planner is not None
+        if drafters.n_rested and not drafters.n_resting:
             drafters.wake(planner.plain_s)
-        asked, found = planner.asked(drafters.members), list[tuple[RequestDrafter, CompiledDraft]]()
+        asked = [] if drafters.n_resting else planner.asked(drafters.members)
+        found = list[tuple[RequestDrafter, CompiledDraft]]()
         for each in asked:
             if (functions := each.guard.compiled_draft(limit, n_more)) is None:
                 return None
             found.append((each, functions))
         slot = SlotProposals(sequence, drafters, limit, len(sequence.history), drafters.n_min, True, planner.agreement)
-        return CompiledAsk(slot, planner.curve([slot]), found) if found else None
+        return CompiledAsk(slot, planner.curve([slot]), found) if found or drafters.n_resting else None
 
     def settle_compiled(self, ask: CompiledAsk, done: CompiledRound, pass_s: float, begin_s: float) -> None:
         """Settle one of compiled rounds; its pass took `pass_s` without interruptions, and to begin took `begin_s` of each."""

@@ -88,6 +88,16 @@ class DraftPlanner:
             return 0
         return max(min([self._wait(each, self.overhead_s) for each in drafters], default=0), 0)
 
+    @staticmethod
+    def n_unpromising(drafters: Sequence[RequestDrafter], n_most: int) -> int:
+        """In how many of the next `n_most` rounds no costly one of a slot's drafters is to be considered; not above 0: in none.
+
+        One that was wrong when it was tried, and was not asked in the last round, waits until it is tried again.
+        """
+        profiles = [each.profile for each in drafters if each.profile.is_costly or each.profile.is_certain]
+        waits = [0 if each.is_certain or each.n_waited <= 1 else each.interval - each.n_waited - 1 for each in profiles]
+        return min([n_most, *waits])
+
     def _wait(self, drafter: RequestDrafter, overhead_s: float) -> int:
         """For how many further tokens a drafter is not to be asked, where so many seconds come to its own; not above 0: ask."""
         profile, ask_s = drafter.profile, overhead_s + (0.0 if drafter.profile.is_costly else drafter.profile.cost.per_ask)

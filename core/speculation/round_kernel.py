@@ -55,7 +55,7 @@ def invoke(_, address, arguments):  # noqa: ARG001 - numba's
 
 @compiled(
     *(_INT, _INT, _TOKENS, _INT, _INT, _INT, _TOKENS, _INT),
-    *(_INT, _INT, _ROW, _TOKENS, _TOKENS, _TOKEN_TABLE, _TOKEN_TABLE, _ROW),
+    *(_INT, _INT, _ROW, _TOKENS, _TOKENS, _TOKEN_TABLE, _TOKEN_TABLE, _ROW, _INT),
     *(_TABLE, _FLOAT_TABLE, _FLOAT_TABLE, _TABLE, _FLOAT_TABLE, _FLOATS, _FLOATS),
     *(_TOKEN_TABLES, _TABLES, _FLOAT_TABLES, _TABLES, _TABLES, _TABLE, _TABLE, _TABLE, _TABLE),
     nogil=True,
@@ -77,6 +77,7 @@ def run_rounds(
     moves,
     ids,
     times,
+    keep,
     drafters,
     values,
     agreement,
@@ -105,7 +106,7 @@ def run_rounds(
         limit: Of a draft, so that all drafters' fit into a tree of ROOM.
         ends: The tokens that end a text, rising.
         n_vocab: Of the model; drafted tokens are less.
-        compute: See `CompiledPass.function`, as for the next seven.
+        compute: See `CompiledPass.function`, as for the next eight.
         call: Its argument.
         sizes: (3,).
         tokens: (t,).
@@ -113,6 +114,7 @@ def run_rounds(
         moves: (t, 2).
         ids: (t, k).
         times: (2,).
+        keep: An address.
         drafters: (d, 3), the addresses of `CompiledDraft`.
         values: (d, b), the chances of each one's buckets.
         agreement: See `Agreement`.
@@ -190,6 +192,8 @@ def run_rounds(
                 break
             paths[r, n_path] = at = following
             n_path += 1
+        if keep != 0:
+            invoke(keep, (call, paths[r].ctypes.data, n_path))
         n_moves = 0
         for i in range(n_path):
             if paths[r, i] != i:

@@ -9,6 +9,7 @@ from augury.backends.numba_cpu.kernels.cache_type import CellMove, Move
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.logits import best
 from augury.backends.numba_cpu.kernels.simd import get_i32, get_i64, put_i64
+from augury.backends.numba_cpu.kernels.step import copy_row
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import Segment, TeamState, lead
 
@@ -19,6 +20,15 @@ class Tape:
 
     address: int
     end: int
+
+
+@struct
+class KeptFeature:
+    """A feature of a pass's tokens, and where that of the next kept token goes; addresses of float32."""
+
+    source: int
+    target: int
+    size: int
 
 
 @struct
@@ -46,6 +56,8 @@ class DraftedPass:
     moves: int
     ids: int
     times: int
+    features: Any = pointer_to(KeptFeature)
+    n_features: int
 
 
 move_at = pointer_maker(Move)
@@ -98,3 +110,14 @@ def compute(call):
     run(team, call.few if n <= call.n_few else call.many)
     best(call.logits, call.maxima, call.stride, 0, n, call.n_vocab, call.k, call.ids, call.scores)
     put_i64(call.times + 8, simd.nanoseconds())
+
+
+@kernel(call=DraftedPass)
+def keep(call, places, n):
+    """Keep the features of a pass's first token, and of those after it with n numbers."""
+    for index in range(call.n_features):
+        feature = call.features[index]
+        for i in range(n + 1):
+            row = 0 if i == 0 else 1 + get_i64(places + 8 * (i - 1))
+            copy_row(feature.source + 4 * row * feature.size, feature.target, feature.size)
+            feature.target += 4 * feature.size

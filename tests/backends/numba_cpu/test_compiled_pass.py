@@ -57,6 +57,42 @@ def path_to(parents, node):
     return path[::-1]
 
 
+@settings(max_examples=20)
+@given(st.lists(trees(), min_size=1, max_size=3), st.data())
+def test_features_of_what_is_kept_are_those_of_forward(models, call, some, data):
+    import numba
+
+    compiled, plain = models
+    names, start = ("layer.0", "output"), N_PROMPT
+    passes = compiled.compiled_pass(0, ROOM, K, V, names)
+    kept, expected = passes.keep_features(3 * ROOM), {name: [] for name in names}
+    for model in models:
+        model.forward(Batch.chain(np.arange(N_PROMPT, dtype=np.int32)))
+
+    @numba.njit
+    def keep(function, argument, places, n):
+        invoke(function, (argument, places, n))
+
+    def run(*_):
+        call(passes.function, passes.argument)
+        keep(passes.keep, passes.argument, places.ctypes.data, len(places))
+        return 0
+
+    for tokens, parents in some:
+        n = len(tokens)
+        depths = [len(path_to(parents, node)) for node in range(n)]
+        numbers = np.array([tokens, [0] * n, [start + depth for depth in depths], range(n), parents], np.int32)
+        passed = plain.forward(Batch(*numbers[:4], parents=numbers[4], features=names))
+        passes.tokens[:n], passes.parents[:n], passes.sizes[:3] = tokens, parents, (n, start, 0)
+        path = path_to(parents, data.draw(st.integers(0, n - 1)))
+        places = np.array(path, np.int64) - 1
+        passes.run(run)
+        for name, rows in expected.items():
+            rows += [*passed.features(name)[[0, *path]]]
+    for name, rows in expected.items():
+        np.testing.assert_array_equal(kept[name][: len(rows)], rows)
+
+
 @settings(max_examples=40)
 @given(trees(), trees(), st.data())
 def test_trees_and_moves_are_those_of_forward(models, call, first, second, data):

@@ -6,7 +6,7 @@ import logging
 import numba
 import numpy as np
 import pytest
-from oracles.drafts import predictable
+from oracles.drafts import copying_head, predictable
 from oracles.models import tiny_model
 
 from augury import Engine, Registry
@@ -113,6 +113,49 @@ def test_rounds_one_by_one_draft_and_teach_what_rounds_of_python_do(model, calls
     compiled, of_python = told
     assert len(calls) > 20
     assert compiled == of_python
+
+
+@pytest.mark.usefixtures("_drafts_pay")
+@pytest.mark.parametrize("n_resting", [0, 3])
+def test_a_head_that_is_not_asked_is_fed_what_rounds_of_python_feed_it(n_resting, calls, monkeypatch):
+    """And is asked again when it is due, whether lookups draft meanwhile or rest."""
+    feed, asks, fed, n_asked = Drafting.feed, DraftPlanner.asks, [], 0
+
+    def watched(drafting, sequence, start, tokens, features):
+        assert features
+        rows = {name: values.copy() for name, values in features.items()}
+        for i, token in enumerate(tokens.tolist()):
+            fed[-1][-1][start + i] = token, [values[i].tolist() for values in rows.values()]
+        feed(drafting, sequence, start, tokens, features)
+
+    def counted(planner, slots, n_others=0):
+        nonlocal n_asked
+        found = asks(planner, slots, n_others)
+        for profile in planner.profiles:
+            if profile.n_waited >= profile.interval:
+                profile.n_waited, profile.interval = 0, 8  # as if it had been tried, and wrong
+        n_asked += 1
+        return found
+
+    monkeypatch.setattr(Drafting, "feed", watched)
+    monkeypatch.setattr(DraftPlanner, "asks", counted)
+    monkeypatch.setattr(DraftPlanner, "_best_length", lambda *_: (0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(DraftPlanner, "n_resting", lambda *_, is_plain: n_resting)
+    monkeypatch.setattr(DraftPlanner, "asked", lambda _, drafters: [each for each in drafters if not each.profile.is_costly])
+    for is_compiled in (True, False):
+        fed.append([])
+        if not is_compiled:
+            monkeypatch.setattr(Loop, "_run_compiled", lambda _: False)
+        with load(spec_type="suffix;recycle;draft-eagle3", draft_model=copying_head("llama-dense")) as engine:
+            for prompt, expected in zip(prompts(), plain("repeating", 100), strict=True):
+                fed[-1].append({})
+                assert engine.generate(prompt, max_tokens=100, **GREEDY).tokens == expected
+    assert fed[0] == fed[1]
+    assert [len(each) for each in fed[0]] == [len(prompt) + 99 for prompt in prompts()]
+    assert n_asked > 4
+    rounds = [each for call in calls for each in call]
+    assert any(each.outcome.path for each in rounds)
+    assert any(not each.choice.proposals.by_drafter for each in rounds) is bool(n_resting)
 
 
 @pytest.mark.usefixtures("_drafts_pay")
