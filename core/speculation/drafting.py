@@ -180,10 +180,7 @@ class Drafting:
         return min(n_most, drafters.n_resting or planner.n_unpromising(drafters.members, n_most))
 
     def compiled(self, sequence: DraftedSequence, limit: int, n_more: int) -> CompiledAsk | None:
-        """The functions of the drafters to be asked now, where all have some, for rounds that emit up to `n_more` tokens.
-
-        While drafters rest there are none of them.
-        """
+        """The drafters to be asked now, none while all rest, for rounds of up to `n_more` tokens; None: one lacks functions."""
         planner, drafters = self._planner, self._drafters[sequence.slot]
         assert planner is not None
         if drafters.n_rested and not drafters.n_resting:
@@ -323,10 +320,9 @@ class Drafting:
         found: list[tuple[SlotProposals, RequestDrafter, Draft]] = []
         drafts = draft_for_all([(drafter.guard, ask) for _, drafter, ask in asks]) if drafts is None else drafts
         for slot, drafter, _ in asks:
-            guard, draft = drafter.guard, drafts[drafter.guard]
+            guard, counts, draft = drafter.guard, drafter.guard.counts, drafts[drafter.guard]
             n, seconds = len(draft.tokens), guard.seconds
             self._own_s -= seconds
-            counts = guard.counts
             counts["calls"], counts["draft_s"] = counts["calls"] + 1, counts["draft_s"] + seconds
             counts["drafts"] += n > 0
             if not guard.is_left_out:
@@ -398,9 +394,7 @@ class Drafting:
     def observe_round(self, rounds: Sequence[tuple[VerifiedNodes, Outcome]], n_others: int, pass_s: float) -> None:
         """A pass over these slots and `n_others` other tokens took so long, without interruptions."""
         if self._planner is not None:
-            n_context = n_asked = 0
-            for choice, _ in rounds:
-                n_context += choice.proposals.n_context
-                n_asked += bool(choice.proposals.by_drafter)
+            n_context = sum([choice.proposals.n_context for choice, _ in rounds])
+            n_asked = sum([bool(choice.proposals.by_drafter) for choice, _ in rounds])
             overhead_s = self._own_s / n_asked if n_asked else None
             self._planner.observe_round(rounds, n_context / len(rounds), n_others, pass_s, overhead_s)

@@ -88,15 +88,22 @@ class DraftPlanner:
             return 0
         return max(min([self._wait(each, self.overhead_s) for each in drafters], default=0), 0)
 
-    @staticmethod
-    def n_unpromising(drafters: Sequence[RequestDrafter], n_most: int) -> int:
+    def n_unpromising(self, drafters: Sequence[RequestDrafter], n_most: int) -> int:
         """In how many of the next `n_most` rounds no costly one of a slot's drafters is to be considered; not above 0: in none.
 
-        One that was wrong when it was tried, and was not asked in the last round, waits until it is tried again.
+        One that was wrong when it was tried, and was not asked in the last round, waits until it is tried again, and until the
+        time for that is saved up.
         """
-        profiles = [each.profile for each in drafters if each.profile.is_costly or each.profile.is_certain]
-        waits = [0 if each.is_certain or each.n_waited <= 1 else each.interval - each.n_waited - 1 for each in profiles]
-        return min([n_most, *waits])
+        n = n_most
+        for each in drafters:
+            profile, due = each.profile, 0
+            if profile.is_costly and profile.n_waited > 1:
+                ask_s = profile.cost.hopeful_seconds(CONSTANTS.probe_length, min(each.n_missed, CONSTANTS.n_teacher_forced))
+                may_try = profile.budget.covers(ask_s) or ask_s <= CONSTANTS.hopeless_share * profile.n_waited * self.plain_s
+                due = profile.interval - profile.n_waited - 1 if may_try else n_most
+            if profile.is_costly or profile.is_certain:
+                n = min(n, due)
+        return n
 
     def _wait(self, drafter: RequestDrafter, overhead_s: float) -> int:
         """For how many further tokens a drafter is not to be asked, where so many seconds come to its own; not above 0: ask."""
