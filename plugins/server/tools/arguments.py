@@ -10,9 +10,12 @@ from typing import Any
 from attrs import Factory, define, evolve
 
 from augury.plugins.constraints.schema import resolved
+from augury.plugins.server.tools.endings import followed, marked, or_unmarked, up_to
 from augury.plugins.server.tools.format import KEY, PYTHON, TYPE, Keys, flexible
-from augury.plugins.server.tools.notation import TYPES, Pieces, Source, escaped, typed, types, value
+from augury.plugins.server.tools.notation import TYPES, Pieces, Source, typed, types, value
 
+_POSITIONAL = re.compile(r"""["'](?![\w.-]+["']\s*[=:])|[\d\[{-]|(?:True|False|None|true|false|null)\s*[,)]""")
+_HALF_KEY = re.compile(r"""["']?[\w.-]*["']?\s*""")  # or a word, or a string
 _N_FREE = 64  # arguments of a function that names none, and items of an array that does not tell
 _ANY = "(?s:.*)"
 _ESCAPES = {"\\": r"\\\\", "\n": r"\\n", "\r": r"\\r", "\t": r"\\t"}  # of Python's strings, as regular expressions
@@ -55,14 +58,19 @@ def arguments(
         if end and source.text.startswith(end if mark else end[0]):
             break
         yield from source.may_be(mark)
-        if not source.text.startswith(mark) or (found := (yield from _key(source, keys, len(mark)))) is None:
+        left = [each for each in _resolved(schema, root).get("properties") or () if each not in told]
+        if left and (yield from _is_positional(source, keys)):
+            key, is_text = left[0], None
+        elif source.text.startswith(mark) and (found := (yield from _key(source, keys, len(mark)))) is not None:
+            key, is_text = found
+        else:
             break
-        key, is_text = found
         yield ("," if told else "") + ("" if is_array else json.dumps(key, ensure_ascii=False) + ":")
         inner = _inner(schema, root, key, is_array=is_array)
-        if not (yield from _value(source, keys, key, inner, root, (end, *marks), is_text=is_text)):
-            return False
         told.append(key)
+        left = [each for each in left if each != key]
+        if not (yield from _value(source, keys, key, inner, root, (end, *marks), left, is_text=is_text)):
+            return False
     if source.text.startswith(end):
         source.take(len(end))
     elif source.is_ended and end.startswith(source.text.strip()):
@@ -77,9 +85,20 @@ def arguments(
 
 
 def _value(
-    source: Source, keys: Keys, key: str, schema: Any, root: Mapping[str, Any], ends: Sequence[str], *, is_text: bool | None
+    source: Source,
+    keys: Keys,
+    key: str,
+    schema: Any,
+    root: Mapping[str, Any],
+    ends: Sequence[str],
+    others: Sequence[str] = (),
+    *,
+    is_text: bool | None,
 ) -> Pieces[bool]:
-    """Read a value, after which another argument or the end of all comes. Returns whether it ends."""
+    """Read a value, after which another argument or the end of all comes. Returns whether it ends.
+
+    `others` are arguments that are still to come.
+    """
     allowed = types(schema, root)
     is_text = allowed == {"string"} if is_text is None else is_text
     opening, closing = keys.quotes[0]
@@ -95,13 +114,16 @@ def _value(
             is_array = source.text.startswith(first) and allowed != {"object"}
             return (yield from arguments(source, keys, schema, after.strip(), root, marks=ends, is_array=is_array))
     yield from source.may_be(opening)
-    ending = _marked(after, following := [keys.before_key.strip().removesuffix('"'), *ends])
+    ending = marked(after, following := [keys.before_key.strip().removesuffix('"'), *ends])
+    if after.strip() and keys.before_key.startswith("\n"):  # arguments have lines of their own
+        before, equals = keys.before_key.strip(), keys.before_value.strip()
+        ending = or_unmarked(ending, [f"\n{before}{name}{equals}" for name in others], ends)
     if opening and source.text.startswith(opening):
         source.take(len(opening))
-        is_text, ending = True, _followed(closing, keys, ends[0]) if keys.is_literal else _marked(closing + after, following)
+        is_text, ending = True, followed(closing, keys, ends[0]) if keys.is_literal else marked(closing + after, following)
     if is_text:
         yield '"'
-    held = yield from _up_to(source, *ending, is_text=is_text)
+    held = yield from up_to(source, *ending, is_text=is_text)
     if held is not None and is_text:
         yield '"'
     elif held is not None:
@@ -109,45 +131,6 @@ def _value(
         empty = "[]" if "array" in allowed else "{}" if "object" in allowed else '""'
         yield empty if is_empty else typed(held, schema, root)
     return held is not None
-
-
-def _up_to(source: Source, ending: re.Pattern[str], half: re.Pattern[str], *, is_text: bool) -> Pieces[str | None]:
-    """Take a text and its ending, of which half may have arrived. Returns the text, or None if it does not end."""
-    text = ""
-    while True:
-        whole = ending.search(source.text)
-        part = None if source.is_whole else half.search(source.text)
-        stops = [found.start() for found in (whole, part) if found is not None]
-        text += (piece := source.take(min(stops, default=len(source.text))))
-        if is_text:
-            yield escaped(piece)
-        if whole is not None and (part is None or whole.start() < part.start()):
-            source.take(len(whole[0]))
-            return text
-        if source.is_whole:
-            return None
-        yield None
-
-
-def _marked(text: str, following: Sequence[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """The ending that a text is, after the line break before it or before one of some marks, and its half."""
-    mark, line = re.escape(text.strip()), "\n" if text.startswith("\n") else ""
-    after = "|".join(re.escape(each) for each in following if each)
-    half_after = "|".join(_half(each) for each in following if each)
-    whole = rf"{mark}(?=\s*(?:{after}|(?:{half_after})\Z))" + (rf"|{line}{mark}" if line else "")
-    return re.compile(whole), re.compile(rf"(?:{line and line + '?'}{_half(text.strip()[:-1])}|{mark}\s*(?:{half_after}))\Z")
-
-
-def _half(text: str) -> str:
-    """A regular expression of the beginnings of a text."""
-    return "".join(f"(?:{re.escape(letter)}" for letter in text) + ")?" * len(text)
-
-
-def _followed(quote: str, keys: Keys, end: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """The quote that ends a string without escapes, because another argument or the end follows, and its half."""
-    between, equals, after = map(re.escape, (keys.between.strip(), keys.before_value.strip(), end))
-    ending = re.compile(rf"{quote}(?=\s*(?:{between}\s*[\w.-]+\s*{equals}|{after}\s*(?:[^\w\s]|$)))")
-    return ending, re.compile(rf"{quote}\s*(?:{between}\s*[\w.-]*\s*|{after}\s*)?\Z")
 
 
 def _key(source: Source, keys: Keys, start: int) -> Pieces[tuple[str, bool | None] | None]:
@@ -165,6 +148,15 @@ def _key(source: Source, keys: Keys, start: int) -> Pieces[tuple[str, bool | Non
     if keys.before_text.endswith("\n"):
         source.text = source.text.removeprefix("\n")
     return found["key"].strip(" \"'"), is_text
+
+
+def _is_positional(source: Source, keys: Keys) -> Pieces[bool]:
+    """Whether a value without a key comes, as in a call in Python."""
+    if not keys.is_literal or keys.before_key:
+        return False
+    while not source.is_whole and _HALF_KEY.fullmatch(source.text):
+        yield None
+    return _POSITIONAL.match(source.text) is not None
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,12 +7,14 @@ Text that could still change is held back and read again: the possible beginning
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from attrs import evolve
 
+from augury.plugins.constraints.schema import resolved
 from augury.plugins.server.tools.arguments import arguments
 from augury.plugins.server.tools.call_head import CLOSING, KEY, head_of, is_arguments, is_bare_call
 from augury.plugins.server.tools.delta import Delta
@@ -138,9 +140,13 @@ class AnswerParser:
 
     def _reasoning(self, opening: str, closing: str) -> _Reading[bool]:
         """Reasoning, if there is any. Returns whether the answer ends with calls within it."""
-        while not self._source.is_whole and opening.startswith(self._source.text.lstrip()):
+        while not self._source.is_whole and any(mark.startswith(self._source.text.lstrip()) for mark in (opening, closing)):
             yield None
         begun = self._source.text.lstrip()
+        if not self._is_reasoning and begun.startswith(closing):  # of what the prompt has ended already
+            self._source.text = begun.removeprefix(closing)
+            yield from self._source.spaces()
+            return False
         if not (self._is_reasoning or begun.startswith(opening)):
             return False
         self._source.text, self.is_open = begun.removeprefix(opening), True
@@ -231,7 +237,7 @@ class AnswerParser:
             self._source.take(end)
             yield Delta(call=self._n_calls, name=name, arguments=before or "")
             if self._form.is_object:
-                yield from self._rest_of_object(has_arguments=before is not None)
+                yield from self._rest_of_object(name, has_arguments=before is not None)
             elif self._form.keys is None:
                 yield from self._arguments()
             else:
@@ -255,22 +261,30 @@ class AnswerParser:
         is_object_begun = self._form.is_object and _HALF_OBJECT.match(rest) and decoded(rest, 0)[1] is None
         return self.is_cut or bool(is_object_begun) or self._form.is_begun(self._source.text, rest)
 
-    def _rest_of_object(self, *, has_arguments: bool) -> _Reading[None]:
+    def _rest_of_object(self, name: str, *, has_arguments: bool) -> _Reading[None]:
+        schema = (self._tools or {}).get(name) or {}
+        properties, beside = resolved(schema, schema).get("properties") or {}, list[str]()
         while (closing := CLOSING.match(self._source.text)) is None:
             if (key := KEY.match(self._source.text)) is not None:
                 self._source.take(key.end())
-                is_read = not has_arguments and is_arguments(self._form, decoded(key[1], 0)[0])
+                word = decoded(key[1], 0)[0]
+                is_read = not has_arguments and is_arguments(self._form, word)
+                if word in properties and not is_read:  # an argument beside the name
+                    held, is_complete = yield from self._told(value(self._source), is_held=True)
+                    self.is_cut |= not is_complete
+                    beside += [f"{json.dumps(word, ensure_ascii=False)}: {held.strip()}"] * is_complete
+                    continue
                 yield from self._arguments(is_read=is_read)
                 has_arguments |= is_read
             elif self._source.is_whole:
                 self._source.text = ""
-                self.is_cut |= not (self._source.is_ended and has_arguments)
-                return
+                self.is_cut |= not (self._source.is_ended and (has_arguments or beside))
+                break
             else:
                 yield None
-        self._source.take(closing.end())
-        if not has_arguments:
-            yield Delta(call=self._n_calls, arguments="{}")
+        self._source.take(closing.end() if closing is not None else 0)
+        if not has_arguments and (beside or closing is not None):
+            yield Delta(call=self._n_calls, arguments=f"{{{', '.join(beside)}}}")
 
     def _arguments(self, *, is_read: bool = True) -> _Reading[None]:
         """A value, told as a call's arguments; of a text that holds JSON that, as soon as it is complete."""

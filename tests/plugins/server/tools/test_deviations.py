@@ -75,6 +75,81 @@ def test_text_in_another_form_is_content_where_it_calls_no_tool():
 
 
 @pytest.mark.parametrize(
+    "rest",
+    [
+        "\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+        "\n<parameter=days>\n2\n</function>\n</tool_call>",
+        "\n<parameter=days>2</parameter>\n</function>\n</tool_call>",
+        "\n<parameter=days>\n2\n</function>",
+        "\n</parameter>\n<parameter=days>\n2\n</function>\n</tool_call>",
+    ],
+)
+@pytest.mark.parametrize("city", ["Rome", "a\n<parameter=b>\nc", "a\n</function> b", "a </function>\n</tool_call>"])
+def test_the_mark_after_a_value_may_be_absent_before_another_argument_and_the_end(rest, city):
+    text = f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{city}{rest}"
+    assert calls("qwen-xml", text) == [("get_weather", {"city": city, "days": 2})]
+
+
+CITY, DAYS = "<arg_key>city</arg_key>\n<arg_value>Rome\n", "<arg_key>days</arg_key>\n<arg_value>2\n"
+IN_LINES = {
+    "glm": f"<tool_call>get_weather\n{CITY}{DAYS}</tool_call>",
+    "seed-oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome\n<parameter=days>2\n</function>\n"
+    "</seed:tool_call>",
+}
+
+
+@pytest.mark.parametrize("template", IN_LINES)
+def test_so_it_may_in_other_forms_with_lines_for_arguments(template):
+    assert calls(template, IN_LINES[template]) == [("get_weather", {"city": "Rome", "days": 2})]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('"Rome"', {"city": "Rome"}),
+        ("'Rome', 2", {"city": "Rome", "days": 2}),
+        ('"Rome", days=2', {"city": "Rome", "days": 2}),
+        ('"a, b) = c\\"", 2, {"x": [None]}', {"city": 'a, b) = c"', "days": 2, "where": {"x": [None]}}),
+        ('days=2, city="Rome"', {"city": "Rome", "days": 2}),
+        ("True", {"city": True}),
+        ("", {}),
+    ],
+)
+def test_arguments_in_python_may_lack_their_names(written, expected):
+    for template, text in (("llama-4", "[{}]"), ("lfm2", "<|tool_call_start|>[{}]<|tool_call_end|>")):
+        assert calls(template, text.format(f"get_weather({written})")) == [("get_weather", expected)]
+    two = f"[get_weather({written}), now()]"
+    assert calls("llama-4", two) == [("get_weather", expected), NOW]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "get_weather", "city": "Rome", "days": 2}',
+        '{"name": "get_weather", "id": "x", "city": "Rome", "note": [1], "days": 2}',
+        '{"name": "get_weather", "city": "Rome", "days": 2',
+        '{"name": "get_weather", "city": "Paris", "arguments": {"city": "Rome", "days": 2}}',
+    ],
+)
+@pytest.mark.parametrize("end", ["\n</tool_call>", ""])
+def test_arguments_may_stand_beside_the_name(text, end):
+    expected = [("get_weather", {"city": "Rome", "days": 2})]
+    assert calls("hermes", f"Look: <tool_call>\n{text}{end if text.endswith('}') else ''}", "Look:") == expected
+
+
+def test_arguments_beside_a_name_that_are_cut_are_told_as_cut():
+    for text in ('{"name": "get_weather", "city": "Ro', '{"name": "get_weather", "city": "Rome"'):
+        assert both("hermes", f"<tool_call>\n{text}", is_ended=False)[1]
+
+
+def test_an_end_of_reasoning_that_the_prompt_has_already_is_no_content():
+    for text in ("</think>\n\nHi.", "\n</think>Hi.", "</think>Hi."):
+        assert calls("hermes", text, "Hi.") == []
+    assert calls("hermes", f"</think>\n<tool_call>\n{JSON}\n</tool_call>") == [ROME]
+    assert calls("hermes", "</thin Hi.", "</thin Hi.") == []
+
+
+@pytest.mark.parametrize(
     ("template", "text"),
     [
         ("llama-3", f'{{"type": "function", "function": {JSON}}}'),
