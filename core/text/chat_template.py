@@ -115,9 +115,9 @@ class ChatTemplate:
                 is the answer's beginning: the text ends with it, and nothing closes it.
             tools: descriptions of tools that the model may call, which the template knows as `tools`.
             kwargs: more names that the template knows, such as `enable_thinking`.
-            is_fitted: fit the messages to what the template takes: the arguments of calls may be mappings or texts, system
-                messages that it has no place for are the user's, and what it refuses is tried in other words. Otherwise it gets
-                them as they are.
+            is_fitted: fit the messages to what the template takes: the arguments of calls may be mappings or texts, a developer
+                is the system, system messages that it has no place for are the user's, and what it refuses is tried in other
+                words. Otherwise it gets them as they are.
 
         Raises:
             OptionError: an argument is malformed, or the template refuses the messages, or to have the last one continued; or
@@ -167,6 +167,8 @@ class ChatTemplate:
     def _fitted(self, messages: list[dict[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
         """Render the first form of the messages that the template takes; the error is that of the first one."""
         refused: Failure | Refusal | None = None
+        if "developer" not in self.source:  # OpenAI's newer word
+            messages = [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
         for fitted, tools in self._habits.fitted(messages, names.get("tools")):
             told = names | ({"tools": tools} if tools else {})
             try:

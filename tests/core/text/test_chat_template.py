@@ -28,6 +28,15 @@ def test_a_conversation_is_written_as_the_template_says():
     assert "assistant" not in template.render(HELLO, add_generation_prompt=False)
 
 
+def test_a_developer_is_the_system_where_the_template_does_not_know_one():
+    talk = [{"role": "developer", "content": "Be brief."}, *HELLO]
+    system = ChatTemplate(CHATML).render([{**talk[0], "role": "system"}, *HELLO])
+    assert ChatTemplate(CHATML).render(talk) == system
+    assert talk[0]["role"] == "developer"
+    for template, how in ((CHATML, {"is_fitted": False}), (CHATML + "{# developer #}", {})):
+        assert ChatTemplate(template).render(talk, **how) == system.replace("system", "developer")
+
+
 def test_a_last_message_of_the_assistant_is_continued():
     template, content = ChatTemplate(CHATML), "It ends in ContinuesHere0 and a blank: "
     text = template.render([*HELLO, {"role": "assistant", "content": content}])
