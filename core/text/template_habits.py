@@ -88,6 +88,12 @@ class TemplateHabits:
         alone, beside = (self._write([asked, each], _TOOLS) for each in (call, {**call, "content": _SYSTEM}))
         return alone is None or beside is None or _VALUE not in alone or _VALUE in beside
 
+    @cached_property
+    def _tells_lone_answers(self) -> bool:
+        """Whether an answer of a tool that no call comes before is written."""
+        text = self._write([{"role": "user", "content": _ASKED}, {"role": "tool", "content": _VALUE}], _TOOLS)
+        return text is None or _VALUE in text
+
     def fitted(self, messages: Messages, tools: Tools) -> Iterator[tuple[list[Mapping[str, Any]], Tools]]:
         """The conversation as the template takes it, and further forms of it for a template that refuses."""
         found = [each for message in messages for each in self._message(message)]
@@ -98,6 +104,8 @@ class TemplateHabits:
             found = _into_first(first["content"], rest)
         if any(len(message.get("tool_calls") or ()) > 1 for message in found) and not self._takes_several:
             found = _one_by_one(found)
+        if (asked := _with_lone_answers_asked(found)) != found and not self._tells_lone_answers:
+            found = asked
         yield found, tools
         if any(message.get("content") is None for message in found):
             found = [{**message, "content": message.get("content") or ""} for message in found]
@@ -191,19 +199,27 @@ def _with_one_system(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any
     return first + [{**each, "role": "user"} if each["role"] == "system" else each for each in messages[n:]]
 
 
+def _with_lone_answers_asked(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages of which answers of no call are the user's, as where a client has cut off what went before."""
+    found, is_called = list[Mapping[str, Any]](), False
+    for message in messages:
+        is_lone = message["role"] == "tool" and not is_called
+        found.append({"role": "user", "content": message.get("content") or ""} if is_lone else message)
+        if message["role"] != "assistant" or message.get("content") or message.get("tool_calls"):
+            is_called = bool(message.get("tool_calls")) or (message["role"] == "tool" and is_called)
+    return found
+
+
 def _in_turns(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Messages that the user begins, in which the assistant answers what tools have told before the user goes on.
 
-    An answer of no call is the user's, as where a client has cut off what went before. Empty answers, as of an assistant that
-    was interrupted at once, are left out.
+    Empty answers, as of an assistant that was interrupted at once, are left out.
     """
     found: list[Mapping[str, Any]] = []
-    for message in messages:
+    for message in _with_lone_answers_asked(messages):
         if message["role"] == "assistant" and not (message.get("content") or message.get("tool_calls")):
             continue
         before = found[-1] if found else {"role": "system"}
-        if message["role"] == "tool" and before["role"] != "tool" and not before.get("tool_calls"):
-            message = {"role": "user", "content": message.get("content") or ""}  # noqa: PLW2901
         if message["role"] == "user" and (before["role"] == "tool" or before.get("tool_calls")):
             found.append({"role": "assistant", "content": _ANSWERED})
         elif message["role"] == "assistant" and before["role"] == "system":

@@ -46,6 +46,23 @@ def calling(arguments, **more):
     }
 
 
+def test_an_answer_of_no_call_is_the_user_s_where_the_template_would_leave_it_out():
+    """As Gemma 4's does, which writes answers with their calls."""
+    source = (
+        "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        "[{{ c.function.name }} {{ c.function.arguments | tojson }}]"
+        "{% for a in messages if a.role == 'tool' %}={{ a.content }};{% endfor %}{% endfor %}{% endif %}{% endfor %}"
+    )
+    answer, more = {"role": "tool", "content": "sunny"}, {"role": "tool", "content": "warm"}
+    how = {"add_generation_prompt": False}
+    assert rendered(source, [ASKED, answer, more], **how) == "<user>Q<user>sunny<user>warm"
+    assert rendered(source, [ASKED, {"role": "assistant", "content": ""}, answer], **how).endswith("<user>sunny")
+    called = [ASKED, calling({}), answer, more]
+    assert rendered(source, called, **how) == "<user>Q<assistant>[f {}]=sunny;=warm;"
+    every = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    assert rendered(every, [ASKED, answer], **how) == "<user>Q<tool>sunny"
+
+
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 @pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
 def test_a_call_is_written_whatever_form_the_template_wants(content, arguments):
