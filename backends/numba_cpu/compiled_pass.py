@@ -44,10 +44,10 @@ class TeamPass(CompiledPass):
         arrays = {name: getattr(self, name).ctypes.data for name in ("sizes", "tokens", "parents", "moves", "ids", "times")}
         arrays |= {"cells": cells.ctypes.data, "scores": self._scores.ctypes.data}
         self._features = {name: programs[0].features[name] for name in features}
-        self._kept_features = np.zeros(len(features), dtype(kernels.KeptFeature))
-        self._kept_features["source"] = [each.ctypes.data for each in self._features.values()]
-        self._kept_features["size"] = [each.shape[1] for each in self._features.values()]
-        arrays |= {"features": self._kept_features.ctypes.data, "n_features": len(features)}
+        self._feature_records = np.zeros(len(features), dtype(kernels.KeptFeature))
+        self._feature_records["source"] = [each.ctypes.data for each in self._features.values()]
+        self._feature_records["size"] = [each.shape[1] for each in self._features.values()]
+        arrays |= {"features": self._feature_records.ctypes.data, "n_features": len(features)}
         fixed = {"team": team.address, "n_few": PRIVATE_TOKENS, "logits": logits, "k": k}
         self._record = table([kernels.DraftedPass(**tapes, **arrays, **fixed, **places)])
         self.function, self.argument = address(kernels.compute), self._record.ctypes.data
@@ -55,7 +55,7 @@ class TeamPass(CompiledPass):
 
     def keep_features(self, n: int) -> dict[str, np.ndarray]:
         kept = {name: np.empty((n, each.shape[1]), np.float32) for name, each in self._features.items()}
-        self._kept_features["target"] = [each.ctypes.data for each in kept.values()]
+        self._feature_records["target"] = [each.ctypes.data for each in kept.values()]
         return kept
 
     def run(self, rounds: Callable[..., int], *arguments: Any) -> int:

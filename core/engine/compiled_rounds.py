@@ -57,7 +57,7 @@ def run_compiled(
         return None
     slot_input = context.prepare(sequence.slot, sequence.history[-1:], n_more=n_tokens - 1)
     passes.move_first(slot_input.reservation.accepted)  # of the draft before
-    fed = passes.keep_features(n_tokens) if features else {}
+    fed = passes.keep_features(n_tokens)
     begin_s, before = perf_counter() - start, interrupted.seconds
     how = sequence.text, sequence.n_left, sequence.ends, context.info.n_vocab
     rounds = run_rounds(passes, ask, *how, n_most=n_most, most_s=LONGEST_S * (1 - 1 / LONGEST))
@@ -73,10 +73,10 @@ def run_compiled(
         outcome = outcome._replace(n_emitted=n)  # without one that is none
         sequence.counter.round(names, choice.draft.depth, len(outcome.path), n)
         settling = perf_counter()
-        if features:
+        if fed:
             first = len(sequence.history) - 1 - n
-            tokens, here = sequence.history[first:-1], slice(first + 1 - n_before, first + 1 - n_before + n)
-            drafting.feed(sequence, first, tokens, {name: rows[here] for name, rows in fed.items()})
+            at = first - (n_before - 1)
+            drafting.feed(sequence, first, sequence.history[first:-1], {name: rows[at : at + n] for name, rows in fed.items()})
         if ask.drafters:
             drafting.settle_compiled(ask, each._replace(outcome=outcome), own * each.pass_s, begin_s / len(rounds))
         settle_s += perf_counter() - settling

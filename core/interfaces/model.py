@@ -90,14 +90,7 @@ class Model(SlotStates, ABC):
         features = {name: passed.features(name) for name in batch.features}
         return ArrayPass(np.concatenate([*rows, passed.rows()]), features) if rows else passed
 
-    def compiled_pass(
-        self,
-        slot: int,  # noqa: ARG002 - as above, and as the next ones
-        room: int,  # noqa: ARG002
-        k: int,  # noqa: ARG002
-        n_vocab: int,  # noqa: ARG002
-        features: tuple[str, ...] = (),  # noqa: ARG002
-    ) -> CompiledPass | None:
+    def compiled_pass(self, slot: int, room: int, k: int, n_vocab: int, features: tuple[str, ...] = ()) -> CompiledPass | None:  # noqa: ARG002 - as above
         """Passes of up to `room` tokens of a slot for compiled rounds, with the best k of `n_vocab` tokens of each row.
 
         Features can be kept of their tokens. It is asked for anew before such rounds. None, the default: the model has none.

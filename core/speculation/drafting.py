@@ -177,7 +177,7 @@ class Drafting:
         planner, drafters = self._planner, self._drafters[sequence.slot]
         if planner is None or not drafters.may_branch:
             return 0
-        return min(n_most, drafters.n_resting or planner.n_unpromising(drafters.members, n_most))
+        return min(n_most, drafters.n_resting or planner.n_without_costly(drafters.members, n_most))
 
     def compiled(self, sequence: DraftedSequence, limit: int, n_more: int) -> CompiledAsk | None:
         """The drafters to be asked now, none while all rest, for rounds of up to `n_more` tokens; None: one lacks functions."""

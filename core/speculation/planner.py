@@ -88,7 +88,7 @@ class DraftPlanner:
             return 0
         return max(min([self._wait(each, self.overhead_s) for each in drafters], default=0), 0)
 
-    def n_unpromising(self, drafters: Sequence[RequestDrafter], n_most: int) -> int:
+    def n_without_costly(self, drafters: Sequence[RequestDrafter], n_most: int) -> int:
         """In how many of the next `n_most` rounds no costly one of a slot's drafters is to be considered; not above 0: in none.
 
         One that was wrong when it was tried, and was not asked in the last round, waits until it is tried again, and until the
@@ -96,13 +96,13 @@ class DraftPlanner:
         """
         n = n_most
         for each in drafters:
-            profile, due = each.profile, 0
-            if profile.is_costly and profile.n_waited > 1:
+            profile = each.profile
+            if profile.is_certain or (profile.is_costly and profile.n_waited <= 1):
+                return 0
+            if profile.is_costly:
                 ask_s = profile.cost.hopeful_seconds(CONSTANTS.probe_length, min(each.n_missed, CONSTANTS.n_teacher_forced))
-                may_try = profile.budget.covers(ask_s) or ask_s <= CONSTANTS.hopeless_share * profile.n_waited * self.plain_s
-                due = profile.interval - profile.n_waited - 1 if may_try else n_most
-            if profile.is_costly or profile.is_certain:
-                n = min(n, due)
+                if profile.budget.covers(ask_s) or ask_s <= CONSTANTS.hopeless_share * profile.n_waited * self.plain_s:
+                    n = min(n, profile.interval - profile.n_waited - 1)
         return n
 
     def _wait(self, drafter: RequestDrafter, overhead_s: float) -> int:

@@ -104,8 +104,8 @@ class TemplateHabits:
             found = _into_first(first["content"], rest)
         if any(len(message.get("tool_calls") or ()) > 1 for message in found) and not self._takes_several:
             found = _one_by_one(found)
-        if (asked := _with_lone_answers_asked(found)) != found and not self._tells_lone_answers:
-            found = asked
+        if (said := _with_lone_answers_as_user(found)) != found and not self._tells_lone_answers:
+            found = said
         yield found, tools
         if any(message.get("content") is None for message in found):
             found = [{**message, "content": message.get("content") or ""} for message in found]
@@ -199,7 +199,7 @@ def _with_one_system(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any
     return first + [{**each, "role": "user"} if each["role"] == "system" else each for each in messages[n:]]
 
 
-def _with_lone_answers_asked(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _with_lone_answers_as_user(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Messages of which answers of no call are the user's, as where a client has cut off what went before."""
     found, is_called = list[Mapping[str, Any]](), False
     for message in messages:
@@ -216,7 +216,7 @@ def _in_turns(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     Empty answers, as of an assistant that was interrupted at once, are left out.
     """
     found: list[Mapping[str, Any]] = []
-    for message in _with_lone_answers_asked(messages):
+    for message in _with_lone_answers_as_user(messages):
         if message["role"] == "assistant" and not (message.get("content") or message.get("tool_calls")):
             continue
         before = found[-1] if found else {"role": "system"}

@@ -111,7 +111,7 @@ class Generation:
         with self._limited():
             if len(self._runnings) == 1 and self._found is None:
                 tokens = aiter(self._runnings[0])
-                while (token := await self._in_time(anext(tokens, None))) is not None:
+                while (token := await self._in_time(anext(tokens, None), is_there=tokens.has_token)) is not None:
                     if (kept := self._kept(until, 0, token)) is not None:
                         yield 0, kept
                     if not tokens.has_token:
@@ -125,7 +125,7 @@ class Generation:
                 while n_left:
                     if found.empty():
                         await self.before_wait()
-                    i, piece = await self._in_time(found.get())
+                    i, piece = await self._in_time(found.get(), is_there=not found.empty())
                     if isinstance(piece, BaseException):
                         raise piece
                     if isinstance(piece, Result):
@@ -167,8 +167,10 @@ class Generation:
             timer.cancel()
             self.cancel()
 
-    async def _in_time(self, coming: Awaitable[T]) -> T:
-        """Wait while there is time; an engine that a plugin's call holds up ends no answer."""
+    async def _in_time(self, coming: Awaitable[T], *, is_there: bool = False) -> T:
+        """Wait while there is time, unless it is there: an engine that a plugin's call holds up ends no answer."""
+        if is_there:  # as tokens often are; a limit takes 4 us
+            return await coming
         try:
             async with asyncio.timeout_at(self._deadline) as limit:
                 return await coming

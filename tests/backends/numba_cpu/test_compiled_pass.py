@@ -36,8 +36,8 @@ def call():
     import numba
 
     @numba.njit
-    def called(function, argument):
-        invoke(function, (argument,))
+    def called(function, *arguments):
+        invoke(function, arguments)
 
     return called
 
@@ -60,8 +60,6 @@ def path_to(parents, node):
 @settings(max_examples=20)
 @given(st.lists(trees(), min_size=1, max_size=3), st.data())
 def test_features_of_what_is_kept_are_those_of_forward(models, call, some, data):
-    import numba
-
     compiled, plain = models
     names, start = ("layer.0", "output"), N_PROMPT
     passes = compiled.compiled_pass(0, ROOM, K, V, names)
@@ -69,13 +67,9 @@ def test_features_of_what_is_kept_are_those_of_forward(models, call, some, data)
     for model in models:
         model.forward(Batch.chain(np.arange(N_PROMPT, dtype=np.int32)))
 
-    @numba.njit
-    def keep(function, argument, places, n):
-        invoke(function, (argument, places, n))
-
     def run(*_):
         call(passes.function, passes.argument)
-        keep(passes.keep, passes.argument, places.ctypes.data, len(places))
+        call(passes.keep, passes.argument, places.ctypes.data, len(places))
         return 0
 
     for tokens, parents in some:
