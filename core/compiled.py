@@ -73,6 +73,35 @@ def array_at(dtype: Any) -> Callable[..., Any]:
     return numba.njit(found)
 
 
+def invoker() -> Callable[..., Any]:
+    """Make a function, for compiled functions, of an address as `address_of` tells it, and a tuple of int64.
+
+    It calls the function there, and returns its int64.
+    """
+    import numba
+    from llvmlite import ir
+    from numba.extending import intrinsic
+
+    number, code, pointer = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def invoke(_: Any, address: Any, arguments: Any) -> Any:  # noqa: ARG001 - numba's
+        def generate(_: Any, builder: Any, signature: Any, values: Any) -> Any:
+            n = signature.args[1].count
+            kind = ir.FunctionType(code, [pointer, pointer] + [number] * n)
+            with builder.goto_entry_block():
+                result = builder.alloca(number, 2)
+            room = builder.bitcast(result, pointer)
+            unpacked = [builder.extract_value(values[1], index) for index in range(n)]
+            builder.call(builder.inttoptr(values[0], kind.as_pointer()), [room, room, *unpacked])
+            return builder.load(result)
+
+        return numba.int64(numba.int64, arguments), generate
+
+    function: Callable[..., Any] = invoke
+    return function
+
+
 class ImportedLater:
     """A module of compiled functions, which is imported when the first of them is called: numba takes a third of a second."""
 

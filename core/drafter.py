@@ -1,7 +1,7 @@
 """For drafters: the class to implement, and what it is given."""
 
 from augury.batch import Batch as Batch, PartInput as PartInput, SlotInput as SlotInput, Tree as Tree
-from augury.compiled import address_of as address_of, array_at as array_at, compiled as compiled
+from augury.compiled import address_of as address_of, array_at as array_at, compiled as compiled, invoker as invoker
 from augury.devices import Placement as Placement
 from augury.engine.sampler import Sampler as Sampler, random_stream as random_stream
 from augury.files.gguf import ModelFile as ModelFile

@@ -14,6 +14,7 @@ from augury.types import Draft, ModelInfo, StateSpec, read_only
 
 if TYPE_CHECKING:
     from augury.batch import PartInput, SlotInput
+    from augury.interfaces.compiled import CompiledPass
     from augury.interfaces.memory_manager import Opened
     from augury.part import Part
 
@@ -291,6 +292,18 @@ class Context(ABC):
     @abstractmethod
     def commit(self, feed: SlotInput, path: Sequence[int] = ()) -> None:
         """After the pass: keep a feed's certain tokens, and those of its draft that `path` names, rising."""
+
+    def compiled_pass(
+        self,
+        slot: int,  # noqa: ARG002 - for those of models that have some
+        room: int,  # noqa: ARG002
+        k: int,  # noqa: ARG002
+        features: tuple[str, ...] = (),  # noqa: ARG002
+        *,
+        is_given: bool = False,  # noqa: ARG002
+    ) -> CompiledPass | None:
+        """See `Model.compiled_pass`; the slot's input comes before, and is committed afterwards. By default there are none."""
+        return None
 
 
 class Target(ABC):

@@ -19,7 +19,8 @@ llama.cpp's `draft-dflash` and `draft-dspark`, whose drafts these are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
 from attrs import evolve
@@ -30,11 +31,16 @@ from augury.drafters.model.part_runner import RowModel
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from augury.drafters.model.model_drafter import HeadOptions
     from augury.drafters.model.part_runner import Encoder, PartRunner
     from augury.files.gguf import ModelFile
-    from augury.interfaces import Session
+    from augury.interfaces import Ask, CompiledDraft, Session
     from augury.passes import Context
+
+
+KERNELS = "augury.drafters.model.compiled_heads"
 
 
 class DraftEagle3(HeadDrafter):
@@ -43,10 +49,18 @@ class DraftEagle3(HeadDrafter):
     name = "draft-eagle3"
     aliases = ("eagle3",)
     architecture = "eagle3"
+    traits = evolve(HeadDrafter.traits, kernels=KERNELS)
 
     def __init__(self, options: HeadOptions, session: Session) -> None:
         super().__init__(options, session)
         self.traits = evolve(self.traits, drafts_at_once=isinstance(self.runner, ParallelRunner))
+        import_module(KERNELS)
+
+    def compiled_draft(self, ask: Ask, n_more: int, features: Mapping[str, np.ndarray]) -> CompiledDraft | None:
+        """See `Drafter.compiled_draft`; a block of tokens has none."""
+        if isinstance(self.runner, ParallelRunner):
+            return None
+        return self.runner.compiled_draft(self.request(ask), n_more, features)
 
     @classmethod
     def runner_of(cls, context: Context, encoder: Encoder, load: Callable[[str], Context], n_vocab: int) -> PartRunner:

@@ -28,6 +28,7 @@ Speculation" (arXiv 2507.01449).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from heapq import heapify, heappop, heappush
 from importlib.resources import files
@@ -40,7 +41,7 @@ from attrs import evolve, frozen
 from augury.compiled import address_of
 from augury.drafters.ngram import RECYCLE_ARRAYS, RECYCLE_STATE
 from augury.errors import OptionError
-from augury.interfaces import CompiledDraft, Drafter, DrafterTraits, Session
+from augury.interfaces import Ask, CompiledDraft, Drafter, DrafterTraits, Session
 from augury.options import option
 from augury.types import NO_DRAFT, Draft, Verdict
 
@@ -209,11 +210,11 @@ class Recycle(Drafter):
         shapes = _tree_shapes(min(self.options.n_max, limit), self.options.depth, self._n_successors)
         return self._successors.draft(*shapes, int(history[max(len(history) - 2, 0)]), int(history[-1]))
 
-    def compiled_draft(self, history: np.ndarray, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - the interface's
+    def compiled_draft(self, ask: Ask, n_more: int, features: Mapping[str, np.ndarray]) -> CompiledDraft | None:  # noqa: ARG002 - the interface's
         """See `Drafter.compiled_draft`."""
         from augury.drafters.ngram.compiled_drafts import draft_recycle, learn_recycle
 
-        how = min(self.options.n_max, limit), self.options.depth, self._n_successors
+        how = min(self.options.n_max, ask.limit), self.options.depth, self._n_successors
         if how not in self._compiled:
             state = self._successors.state(*_tree_shapes(*how))
             self._kept.append(state)

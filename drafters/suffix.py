@@ -25,7 +25,7 @@ the same however often a text repeats itself; and depth bounds the ending alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -185,13 +185,13 @@ class Suffix(Drafter):
             )
         return Draft.of_table(tree[:, :k])
 
-    def compiled_draft(self, history: np.ndarray, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - the interface's
+    def compiled_draft(self, ask: Ask, n_more: int, features: Mapping[str, np.ndarray]) -> CompiledDraft | None:  # noqa: ARG002 - the interface's
         """See `Drafter.compiled_draft`; none with a corpus, which has a text of its own."""
         if self._corpus is not None:
             return None
         from augury.drafters.ngram import compiled_drafts
 
-        state, lent = self._texts.lend(len(history) - len(self._seen) + n_more), self._texts.lent
+        state, lent = self._texts.lend(len(ask.history) - len(self._seen) + n_more), self._texts.lent
         lent["n_seen"], options = len(self._seen), self.options
         lent["factor"], lent["offset"], lent["min_prob"] = options.factor, options.offset, options.min_prob
 

@@ -28,39 +28,47 @@ class TeamPass(CompiledPass):
         team: Team,
         programs: Sequence[Program],
         moving: Callable[[np.ndarray], np.ndarray],
-        logits: int,
+        rows: np.ndarray,
         features: Sequence[str],
+        names: np.ndarray | None,
         **places: int,
     ) -> None:
-        """Make passes by the programs of few and of many tokens, which leave features, and whose logits go to an address.
+        """Make passes by the programs of few and of many tokens, which leave features, and whose logits go to `rows`.
 
-        `moving` writes the records that move cells; `places` are further fields of `kernels.DraftedPass`.
+        `moving` writes the records that move cells, `names` (V,) int32 are the tokens of the logits where these are not of all
+        tokens, and `places` further fields of `kernels.DraftedPass`.
         """
         super().__init__(room, k)
-        self.logits, self._team, self._programs = logits, team, programs
-        self._scores, cells = np.empty((room, k), np.float32), np.zeros(room, dtype(CellMove))
-        self._kept = cells, moving(cells), *[each.records for each in programs]
-        tapes: dict[str, Any] = dict(zip(("moving", "few", "many"), map(_tape_of, self._kept[1:]), strict=True))
-        arrays = {name: getattr(self, name).ctypes.data for name in ("sizes", "tokens", "parents", "moves", "ids", "times")}
-        arrays |= {"cells": cells.ctypes.data, "scores": self._scores.ctypes.data}
-        self._features = {name: programs[0].features[name] for name in features}
+        self.rows, self.hidden, self._team, self._programs = rows, programs[0].hidden, team, programs
+        self._logits, cells = rows.ctypes.data, np.zeros(room, dtype(CellMove))
+        records = moving(cells), *[each.records for each in programs]
+        self._kept = cells, names, records
+        tapes: dict[str, Any] = dict(zip(("moving", "few", "many"), map(_tape_of, records), strict=True))
+        told = "sizes", "tokens", "parents", "moves", "ids", "scores", "times"
+        arrays = {name: getattr(self, name).ctypes.data for name in told}
+        arrays |= {"cells": cells.ctypes.data, "names": 0 if names is None else names.ctypes.data}
+        self.features = {name: programs[0].features[name] for name in features}
         self._feature_records = np.zeros(len(features), dtype(kernels.KeptFeature))
-        self._feature_records["source"] = [each.ctypes.data for each in self._features.values()]
-        self._feature_records["size"] = [each.shape[1] for each in self._features.values()]
+        self._feature_records["source"] = [each.ctypes.data for each in self.features.values()]
+        self._feature_records["size"] = [each.shape[1] for each in self.features.values()]
         arrays |= {"features": self._feature_records.ctypes.data, "n_features": len(features)}
-        fixed = {"team": team.address, "n_few": PRIVATE_TOKENS, "logits": logits, "k": k}
+        fixed = {"team": team.address, "n_few": PRIVATE_TOKENS, "logits": self._logits, "k": k}
         self._record = table([kernels.DraftedPass(**tapes, **arrays, **fixed, **places)])
         self.function, self.argument = address(kernels.compute), self._record.ctypes.data
         self.keep = address(kernels.keep) if features else 0
 
     def keep_features(self, n: int) -> dict[str, np.ndarray]:
-        kept = {name: np.empty((n, each.shape[1]), np.float32) for name, each in self._features.items()}
+        kept = {name: np.empty((n, each.shape[1]), np.float32) for name, each in self.features.items()}
         self._feature_records["target"] = [each.ctypes.data for each in kept.values()]
         return kept
 
-    def run(self, rounds: Callable[..., int], *arguments: Any) -> int:
+    def begin(self) -> None:
+        self._team.forget()
         for each in self._programs:
-            each.write_to(self.logits)
+            each.write_to(self._logits)
+
+    def run(self, rounds: Callable[..., int], *arguments: Any) -> int:
+        self.begin()
         return self._team.watch(rounds, *arguments)
 
 

@@ -159,20 +159,25 @@ class NumbaCpuModel(CompiledModel):
             passed = self._result(self._logits[first : first + n_rows], narrow, features, first)
         return self._result(self._logits[: n_passes * n_rows], narrow, features)
 
-    def compiled_pass(self, slot: int, room: int, k: int, n_vocab: int, features: tuple[str, ...] = ()) -> TeamPass | None:
-        if not self.chain_rows or self._tokens is not None or self._plan.n_adapters or room > MAX_TOKENS or k > MAX_BEST:
+    def compiled_pass(
+        self, slot: int, room: int, k: int, n_vocab: int, features: tuple[str, ...] = (), *, is_given: bool = False
+    ) -> TeamPass | None:
+        if not self.chain_rows or self._plan.n_adapters or room > MAX_TOKENS or k > MAX_BEST:
             return None
         if room > len(self._logits):
             self._make_room(room)
-        key, logits = (slot, room, k, n_vocab, features), self._logits_address
-        if (made := self._compiled.get(key)) is None or made.logits != logits:
-            batch = evolve(Batch.chain([0]), features=features)
+        key = slot, room, k, n_vocab, features, is_given
+        if (made := self._compiled.get(key)) is None or made.rows is not self._logits:
+            hidden = np.empty((1, 0), np.float32) if is_given else None  # of which the program alone is asked for
+            batch = evolve(Batch.chain([0]), features=features, hidden=hidden)
+            names = None if self._tokens is None else self._tokens.astype(np.int32)
+            n_vocab = n_vocab if names is None else len(names)
             programs = [self._program(batch, n)[0] for n in (PRIVATE_TOKENS, MAX_TOKENS)]
             width, stride = self._lowering.logits_row
             runs = {"segment": self._runs.ctypes.data, "run_parents": self._parents_address}
-            how = {"slot": slot, "n_vocab": n_vocab, "maxima": logits + 4 * width, "stride": stride, **runs}
-            moving = self._lowering.moving
-            made = self._compiled[key] = TeamPass(room, k, self._team, programs, moving, logits, features, **how)
+            how = {"slot": slot, "n_vocab": n_vocab, "maxima": self._logits_address + 4 * width, "stride": stride, **runs}
+            given = self._team, programs, self._lowering.moving, self._logits, features, names
+            made = self._compiled[key] = TeamPass(room, min(k, n_vocab), *given, **how)
         return made
 
     def _result(

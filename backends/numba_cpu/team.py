@@ -77,6 +77,10 @@ class Team:
         self.watch(kernels.lead, self.address)  # from here to its end no signal is handled
         self._tape = tape
 
+    def forget(self) -> None:
+        """Know nothing of the tape that was run last: compiled code is about to run others."""
+        self._tape = None
+
     def watch(self, compute: Callable[..., _T], *arguments: Any) -> _T:
         """Call what runs tapes, and see whether its threads are interrupted meanwhile."""
         if self._cores and self._leader != threading.get_ident():

@@ -10,16 +10,17 @@ import numpy as np
 from attrs import evolve
 
 from augury.engine.context import EngineContext
-from augury.engine.round_pass import LONGEST, LONGEST_S, RoundPass, RoundRecord, ScheduledInput
+from augury.engine.round_pass import LONGEST_S, RoundPass, RoundRecord, ScheduledInput
 from augury.engine.sequence import RunningSequence
 from augury.interruption import interrupted
 from augury.log import DRAFT_LOGGER
 from augury.passes import ArrayPass
-from augury.speculation.compiled_rounds import ROOM, run_rounds
+from augury.speculation.compiled_rounds import ROOM, find_functions, run_rounds
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import Outcome
 from augury.speculation.verification import Accepted
 
+_MOST = 8  # rounds, of which each learns nothing of those before it
 _READ = ArrayPass(np.empty((0, 0), np.float32))  # of whose rows nothing is left to be told
 
 
@@ -45,22 +46,22 @@ def run_compiled(
         return None
     room = min(sequence.speculation.n_max, ROOM // len(sequence.speculation.members))
     limit = min(room, context.memory.draft_room(sequence.slot), sequence.n_left - 1)
-    n_most = drafting.n_compiled(sequence, max(int(LONGEST_S / max(pass_s, LONGEST_S / LONGEST)), 1))
-    if limit < 1 or n_most < 1:
-        return None
     features = drafting.features([sequence]) if drafting.wants_features else ()
     passes = context.model.compiled_pass(sequence.slot, 1 + room, drafting.n_top, n_vocab, features)
     if passes is None:
         return None
-    n_tokens = min(n_most * (1 + limit), sequence.n_left)
-    if (ask := drafting.compiled(sequence, limit, n_tokens)) is None:
+    n_most = max(int(LONGEST_S / max(pass_s, LONGEST_S / _MOST)), 1)
+    if (plan := drafting.plan_compiled(sequence, limit, n_most)) is None:
+        return None
+    n_tokens = min(plan.n_most * (1 + limit), sequence.n_left)
+    fed = passes.keep_features(n_tokens)
+    if (ask := find_functions(plan, n_tokens, fed)) is None:
         return None
     slot_input = context.prepare(sequence.slot, sequence.history[-1:], n_more=n_tokens - 1)
     passes.move_first(slot_input.reservation.accepted)  # of the draft before
-    fed = passes.keep_features(n_tokens)
     begin_s, before = perf_counter() - start, interrupted.seconds
     how = sequence.text, sequence.n_left, sequence.ends, context.info.n_vocab
-    rounds = run_rounds(passes, ask, *how, n_most=n_most, most_s=LONGEST_S * (1 - 1 / LONGEST))
+    rounds = run_rounds(passes, ask, *how, most_s=LONGEST_S * (1 - 1 / _MOST))
     passes_s = sum([each.pass_s for each in rounds])
     own = 1 - min((interrupted.seconds - before) / max(passes_s, 1e-9), 0.5)  # of their time, without other programs
     scheduled = ScheduledInput(sequence, evolve(slot_input, n_more=len(rounds) - 1), 1)
@@ -78,7 +79,7 @@ def run_compiled(
             at = first - (n_before - 1)
             drafting.feed(sequence, first, sequence.history[first:-1], {name: rows[at : at + n] for name, rows in fed.items()})
         if ask.drafters:
-            drafting.settle_compiled(ask, each._replace(outcome=outcome), own * each.pass_s, begin_s / len(rounds))
+            drafting.settle_compiled(each._replace(outcome=outcome), own * each.pass_s, begin_s / len(rounds))
         settle_s += perf_counter() - settling
         outcomes.append((scheduled._replace(choice=choice), outcome))
     for drafter, functions in ask.drafters:

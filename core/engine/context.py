@@ -14,7 +14,7 @@ from augury.engine.adapters import Adapters, Scales
 from augury.engine.mtp_states import MtpStates
 from augury.engine.prompt_cache import PromptCache
 from augury.errors import AuguryError
-from augury.interfaces import MemoryManager, Model, Opened
+from augury.interfaces import CompiledPass, MemoryManager, Model, Opened
 from augury.passes import Context, Pass
 from augury.slot_states import join_parts, split_parts
 from augury.types import NO_DRAFT, Draft, tokens_array
@@ -172,6 +172,11 @@ class EngineContext(Context):
         if n_more := feeds[0].n_more:
             return self.model.forward_chain(batch, 1 + n_more)
         return self.model.forward(batch)
+
+    def compiled_pass(
+        self, slot: int, room: int, k: int, features: tuple[str, ...] = (), *, is_given: bool = False
+    ) -> CompiledPass | None:
+        return self.model.compiled_pass(slot, room, k, self.info.n_vocab, features, is_given=is_given)
 
     def begin_on_thread(self) -> None:
         """Let passes begin on a thread, so that drafters can draft ahead while this machine or another one computes."""

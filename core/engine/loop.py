@@ -94,9 +94,10 @@ class Loop:
         """Run rounds of a sequence that is alone by compiled code. Returns whether there were any."""
         if len(self._running) != 1 or self._waiting or self.slots.evaluating:
             return False
-        with on_error(self._end, self._running[0]):
-            done = run_compiled(self._context, self._drafting, self._running[0], self._n_vocab, self._pass_s)
-            if done is None:
+        with on_error(self._end, sequence := self._running[0]):
+            if sequence.waits_for_drafters and not sequence.channel.cancels:
+                self._drafting.prefill(sequence)
+            if (done := run_compiled(self._context, self._drafting, sequence, self._n_vocab, self._pass_s)) is None:
                 return False
             self._report(done.record, done.passed, settle_s=done.settle_s)
         return True

@@ -209,10 +209,21 @@ class Drafter(Plugin, ABC):
     def close(self) -> None:
         """The slot is over; release its resources."""
 
-    def compiled_draft(self, history: np.ndarray, limit: int, n_more: int) -> CompiledDraft | None:  # noqa: ARG002 - of those that have some
-        """Functions that draft after `history`, and in further rounds without Python in between, up to `limit` tokens each.
+    def compiled_draft(
+        self,
+        ask: Ask,  # noqa: ARG002 - of those that have some
+        n_more: int,  # noqa: ARG002
+        features: Mapping[str, np.ndarray],  # noqa: ARG002
+    ) -> CompiledDraft | None:
+        """Functions that answer an ask, and the same ask in further rounds without Python in between.
 
         The text grows by `n_more` tokens at most. None, the default: the drafter has none.
+
+        Args:
+            ask: That of the first round.
+            n_more: See above.
+            features: (n_more, F) float32 by name, where those of the history's last token and of those after it will stand
+                before a draft is asked for; they are fed afterwards, as always.
         """
         return None
 

@@ -90,10 +90,20 @@ class Model(SlotStates, ABC):
         features = {name: passed.features(name) for name in batch.features}
         return ArrayPass(np.concatenate([*rows, passed.rows()]), features) if rows else passed
 
-    def compiled_pass(self, slot: int, room: int, k: int, n_vocab: int, features: tuple[str, ...] = ()) -> CompiledPass | None:  # noqa: ARG002 - as above
+    def compiled_pass(
+        self,
+        slot: int,  # noqa: ARG002 - as above
+        room: int,  # noqa: ARG002
+        k: int,  # noqa: ARG002
+        n_vocab: int,  # noqa: ARG002
+        features: tuple[str, ...] = (),  # noqa: ARG002
+        *,
+        is_given: bool = False,  # noqa: ARG002
+    ) -> CompiledPass | None:
         """Passes of up to `room` tokens of a slot for compiled rounds, with the best k of `n_vocab` tokens of each row.
 
-        Features can be kept of their tokens. It is asked for anew before such rounds. None, the default: the model has none.
+        Features can be kept of their tokens; where it `is_given`, each token comes with a hidden state. It is asked for anew
+        before such rounds. None, the default: the model has none.
         """
         return None
 

@@ -7,7 +7,7 @@ which goes on in caches that are warm from the second one on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -16,10 +16,10 @@ from attrs import evolve
 
 from augury.compiled import ImportedLater
 from augury.errors import PluginError
-from augury.interfaces import CompiledDraft, CompiledPass
-from augury.speculation.constants import DRAFTED_NS, N_FIGURES, TOKEN
+from augury.interfaces import CompiledDraft, CompiledPass, Pace
+from augury.speculation.constants import DRAFTED_NS, N_FIGURES, NOT_ASKED, PARENT, TOKEN
 from augury.speculation.costs import PassCurve
-from augury.speculation.drafts import JointTree, Outcome, Proposal, SlotProposals, VerifiedNodes
+from augury.speculation.drafts import CostlyAsk, JointTree, Outcome, Proposal, SlotProposals, VerifiedNodes
 from augury.speculation.profiles import RequestDrafter
 from augury.types import Draft
 
@@ -27,11 +27,21 @@ ROOM = 64  # tokens of all drafts of a round, at most
 _kernel = ImportedLater("augury.speculation.round_kernel")
 
 
-class CompiledAsk(NamedTuple):
-    """The drafters that are asked in each of some rounds, with their functions, and what is to be known of the first round."""
+class CompiledPlan(NamedTuple):
+    """Who is asked in each of some rounds, and what is to be known of the first one."""
 
     slot: SlotProposals
     curve: PassCurve
+    lookups: Sequence[RequestDrafter]  # none while all drafters rest
+    n_most: int  # rounds
+    costly: CostlyAsk | None = None  # of a costly drafter,
+    least: float = 0.0  # where lookups promise fewer tokens per second
+
+
+class CompiledAsk(NamedTuple):
+    """These drafters, with their functions; a costly one comes last."""
+
+    plan: CompiledPlan
     drafters: Sequence[tuple[RequestDrafter, CompiledDraft]]
 
 
@@ -44,6 +54,33 @@ class CompiledRound(NamedTuple):
     draft_s: float
     pass_s: float
 
+    def drafter_s(self) -> dict[RequestDrafter, float]:
+        """The seconds of each drafter that was asked: a costly one has what is known to be not the others'."""
+        by_drafter, lookups = self.choice.proposals.by_drafter, self.choice.proposals.lookups
+        if len(lookups) == len(by_drafter):
+            return dict.fromkeys(lookups, self.draft_s / max(len(lookups), 1))
+        seconds = {each: min(each.profile.cost.per_ask, self.draft_s / len(by_drafter)) for each in lookups}
+        (costly,) = by_drafter.keys() - seconds.keys()
+        return {**seconds, costly: self.draft_s - sum(seconds.values())}
+
+
+def find_functions(plan: CompiledPlan, n_more: int, features: Mapping[str, np.ndarray]) -> CompiledAsk | None:
+    """The functions of those who are asked, for rounds of up to `n_more` tokens with these features.
+
+    None: one has none, or nobody is asked although drafters do not rest.
+    """
+    found, most = list[tuple[RequestDrafter, CompiledDraft]](), plan.slot.limit
+    asks = [(each, most, Pace(most) if each.profile.is_paced else None) for each in plan.lookups]
+    if (costly := plan.costly) is not None:
+        asks.append((costly.drafter, most if costly.pace else costly.k, costly.pace))
+    for drafter, limit, pace in asks:
+        if (functions := drafter.guard.compiled_draft(limit, pace, n_more, features)) is None:
+            for asked, begun in found:
+                asked.guard.end_compiled(begun)
+            return None
+        found.append((drafter, functions))
+    return CompiledAsk(plan, found) if found or plan.slot.drafters.n_resting else None
+
 
 def run_rounds(
     passes: CompiledPass,
@@ -53,10 +90,9 @@ def run_rounds(
     ends: np.ndarray,
     n_vocab: int,
     *,
-    n_most: int,
     most_s: float,
 ) -> list[CompiledRound]:
-    """Run up to `n_most` rounds, none of which begins more than `most_s` seconds after the first pass.
+    """Run rounds, none of which begins more than `most_s` seconds after the first pass.
 
     Args:
         passes: Whose moves are those that come before the first pass.
@@ -65,17 +101,17 @@ def run_rounds(
         n_left: Tokens that may be emitted, at least 2.
         ends: (e,) int32, rising: the tokens after which there are no more.
         n_vocab: Tokens that may be drafted are less.
-        n_most: At least 1.
         most_s: Seconds.
     """
-    slot, drafters = ask.slot, [drafter for drafter, _ in ask.drafters]
+    (slot, curve, _, n_most, costly, least), drafters = ask.plan, [drafter for drafter, _ in ask.drafters]
     assert slot.agreement is not None
     d, budget = len(drafters), slot.drafters.budget
+    costly_s = costly.drafter.profile.cost.seconds(costly.k, 0) if costly else 0.0
     values = np.zeros((d, max([len(each.chances.values) for each in drafters], default=0)))
     for row, each in zip(values, drafters, strict=True):
         row[: len(each.chances.values)] = each.chances.values
     functions = np.array([(each.draft, each.learn, each.state) for _, each in ask.drafters], np.int64).reshape(d, 3)
-    drafts, lengths = np.empty((d, 3, ROOM), np.int32), np.empty((n_most, d), np.int64)
+    drafts, lengths = np.empty((d, 4, ROOM), np.int32), np.empty((n_most, d), np.int64)
     trees, chances = np.empty((n_most, 5, ROOM), np.int64), np.empty((n_most, 2, ROOM))
     places, chosen = np.empty((2, n_most, d, ROOM), np.int64), np.empty((2, n_most, ROOM), np.int64)
     figures = np.empty((n_most, N_FIGURES), np.int64)
@@ -84,8 +120,8 @@ def run_rounds(
         _kernel.run_rounds,
         *(n_most, int(1e9 * most_s), text, slot.n_context, n_left, slot.limit, ends, n_vocab),
         *passes.arguments,
-        *(functions, values, slot.agreement.table),
-        *(np.array([[0, 0, 0, slot.n_min, 0]]), np.array([[budget.seconds, budget.first]]), *map(np.asarray, ask.curve)),
+        *(functions, values, int(costly is not None), least, costly_s, slot.agreement.table),
+        *(np.array([[0, 0, 0, slot.n_min, 0]]), np.array([[budget.seconds, budget.first]]), *map(np.asarray, curve)),
         *(drafts, trees, chances, *places, lengths, *chosen, figures),
     )
     others_ns = int(figures[:n, DRAFTED_NS:].sum())
@@ -94,14 +130,21 @@ def run_rounds(
     for r, (n_nodes, n_chosen, n_path, n_emitted, is_stopped, drafted_ns, pass_ns) in enumerate(figures[:n].tolist()):
         now = evolve(slot, n_context=end, by_drafter={}, lookups=[], tree=JointTree.of(drafters, trees[r], chances[r], n_nodes))
         for drafter, k, nodes, buckets in zip(drafters, lengths[r].tolist(), *places[:, r], strict=True):
+            if k == NOT_ASKED:
+                continue
             if k < 0:
                 drafter.guard.fail("compiled_draft", PluginError(f"drafted what is no draft of {slot.limit} tokens at most"))
                 k = 0  # noqa: PLW2901 - nothing of it was taken
-            now.lookups.append(drafter)
-            now.by_drafter[drafter] = Proposal(Draft(trees[r, TOKEN, nodes[:k]]), nodes[:k], buckets[:k])
+            parents = None
+            if costly is None or drafter is not costly.drafter:
+                now.lookups.append(drafter)
+            else:
+                place = {node: i for i, node in enumerate(nodes[:k].tolist())}
+                parents = [place.get(parent, -1) for parent in trees[r, PARENT, nodes[:k]].tolist()]
+            now.by_drafter[drafter] = Proposal(Draft(trees[r, TOKEN, nodes[:k]], parents), nodes[:k], buckets[:k])
         verified = chosen[0, r, :n_chosen].tolist()
         outcome = Outcome(tuple(chosen[1, r, :n_path].tolist()), n_emitted, bool(is_stopped))
-        choice = VerifiedNodes(now, now.tree.part(verified), verified)
+        choice = VerifiedNodes(now, now.tree.part(verified), verified, costly.drafter if costly and costly.is_probe else None)
         told.append(CompiledRound(choice, outcome, text[end : end + n_emitted].tolist(), 1e-9 * drafted_ns, 1e-9 * pass_ns))
         end += n_emitted
     return told

@@ -73,6 +73,7 @@ CHANCE, REACH = range(2)
 
 N_NODES, N_CHOSEN, N_PATH, N_EMITTED, IS_STOPPED, DRAFTED_NS, PASS_NS = range(7)  # of a compiled round
 N_FIGURES = 7
+NOT_ASKED = -2  # in place of a draft's length
 
 TYPICAL = 0
 """The bucket of all tokens together; among siblings only the first one's."""

@@ -18,7 +18,7 @@ from attrs import Factory, define
 
 from augury import guard
 from augury.errors import LostDeviceError, PluginError
-from augury.interfaces import Ask, CompiledDraft, Drafter, Session
+from augury.interfaces import Ask, CompiledDraft, Drafter, Pace, Session
 from augury.interruption import interrupted
 from augury.speculation.config import Speculation
 from augury.speculation.constants import kernels
@@ -140,6 +140,7 @@ class DrafterGuard:
     is_asked_alone: bool = Factory(
         lambda self: getattr(type(self.drafter).draft_together, "__func__", None) is _SLOT_BY_SLOT, takes_self=True
     )
+    has_functions: bool = True  # for compiled rounds, as far as is known
     history: np.ndarray = _NO_TOKENS
     """The request's text, (h,) int32, as far as the drafter was told of it; a copy of its own."""
     counts: dict[str, Any] = Factory(lambda self: self.sequence.counter.by_drafter[self.name], takes_self=True)
@@ -215,11 +216,13 @@ class DrafterGuard:
         )
         return draft
 
-    def compiled_draft(self, limit: int, n_more: int) -> CompiledDraft | None:
+    def compiled_draft(
+        self, limit: int, pace: Pace | None, n_more: int, features: Mapping[str, np.ndarray]
+    ) -> CompiledDraft | None:
         """Its functions for some rounds; None where it has none."""
-        found: CompiledDraft | None = self._call(
-            "compiled_draft", self.drafter.compiled_draft, self._show_history(), limit, n_more
-        )
+        ask = Ask(self.drafter, self._show_history(), limit, pace=pace)
+        found: CompiledDraft | None = self._call("compiled_draft", self.drafter.compiled_draft, ask, n_more, features)
+        self.has_functions = found is not None
         return found
 
     def end_compiled(self, functions: CompiledDraft) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 
 from augury.errors import UnsupportedError
 from augury.guard import guarded
-from augury.interfaces import Ask, CompiledDraft, Drafter, Pace
+from augury.interfaces import Ask, Drafter, Pace
 from augury.speculation.ahead import draft_ahead
-from augury.speculation.compiled_rounds import CompiledAsk, CompiledRound
+from augury.speculation.compiled_rounds import CompiledPlan, CompiledRound
 from augury.speculation.constants import CONSTANTS
 from augury.speculation.drafter_guard import DraftedSequence, DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import CostlyAsk, Outcome, Proposal, SlotProposals, VerifiedNodes
@@ -172,35 +172,35 @@ class Drafting:
             profile.n_waited += n
         return n
 
-    def n_compiled(self, sequence: DraftedSequence, n_most: int) -> int:
-        """How many of the next rounds can do without Python: no drafter is asked in them, or none that takes long."""
+    def plan_compiled(self, sequence: DraftedSequence, limit: int, n_most: int) -> CompiledPlan | None:
+        """Who is to be asked in the next rounds, `n_most` at most; None: they need Python."""
         planner, drafters = self._planner, self._drafters[sequence.slot]
-        if planner is None or not drafters.may_branch:
-            return 0
-        return min(n_most, drafters.n_resting or planner.n_without_costly(drafters.members, n_most))
-
-    def compiled(self, sequence: DraftedSequence, limit: int, n_more: int) -> CompiledAsk | None:
-        """The drafters to be asked now, none while all rest, for rounds of up to `n_more` tokens; None: one lacks functions."""
-        planner, drafters = self._planner, self._drafters[sequence.slot]
-        assert planner is not None
-        if drafters.n_rested and not drafters.n_resting:
-            drafters.wake(planner.plain_s)
-        asked = [] if drafters.n_resting else planner.asked(drafters.members)
-        found = list[tuple[RequestDrafter, CompiledDraft]]()
-        for each in asked:
-            if (functions := each.guard.compiled_draft(limit, n_more)) is None:
-                return None
-            found.append((each, functions))
+        if planner is None or limit < 1 or not drafters.may_branch:
+            return None
         slot = SlotProposals(sequence, drafters, limit, len(sequence.history), drafters.n_min, True, planner.agreement)
-        return CompiledAsk(slot, planner.curve([slot]), found) if found or drafters.n_resting else None
+        if drafters.n_resting:
+            return CompiledPlan(slot, planner.curve([slot]), [], min(n_most, drafters.n_resting))
+        if drafters.n_rested:
+            drafters.wake(planner.plain_s)
+        members, costly = drafters.members, None
+        asked, n = planner.asked(members), planner.n_without_costly(members, n_most)
+        if [each for each in (members if n < 1 else asked) if each.profile.is_certain or not each.guard.has_functions]:
+            return None
+        if n < 1 and (asks := planner.asks([slot])):
+            if not asks[0].k:
+                self._teacher_force(planner, slot, asks[0].drafter)
+                asks = [each for each in planner.asks([slot]) if each.k]
+            (costly,) = asks or (None,)
+        n = 1 if costly and costly.is_probe else n if n > 0 else n_most
+        return CompiledPlan(slot, planner.curve([slot]), asked, n, costly, planner.least_rate(costly))
 
-    def settle_compiled(self, ask: CompiledAsk, done: CompiledRound, pass_s: float, begin_s: float) -> None:
+    def settle_compiled(self, done: CompiledRound, pass_s: float, begin_s: float) -> None:
         """Settle one of compiled rounds; its pass took `pass_s` without interruptions, and to begin took `begin_s` of each."""
         slot, self._own_s = done.choice.proposals, begin_s + done.draft_s
-        for drafter, _ in ask.drafters:
-            drafter.guard.seconds = drafter.guard.own_s = done.draft_s / len(ask.drafters)
-        asks = [(slot, drafter, Ask(drafter.guard.drafter, drafter.guard.history, slot.limit)) for drafter, _ in ask.drafters]
-        self._ask(asks, {drafter.guard: slot.by_drafter[drafter].draft for drafter, _ in ask.drafters})
+        for drafter, seconds in done.drafter_s().items():
+            drafter.guard.seconds = drafter.guard.own_s = seconds
+        asks = [(slot, each, Ask(each.guard.drafter, each.guard.history, slot.limit)) for each in slot.by_drafter]
+        self._ask(asks, {drafter.guard: proposal.draft for drafter, proposal in slot.by_drafter.items()})
         self.settle(done.choice, done.outcome)
         self.observe_round([(done.choice, done.outcome)], 0, pass_s)
 

@@ -16,7 +16,7 @@ that of EAGLE-2 (Li et al. 2024, arXiv 2406.16858), here of several drafters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import ceil, log
+from math import ceil, inf, log
 
 import numpy as np
 
@@ -146,6 +146,13 @@ class DraftPlanner:
                 if (probe := self._probe(slot, costly[i], asked.get(i), rest, least, is_waited_for=is_waited_for)) is not None:
                     asked[i] = probe
         return list(asked.values())
+
+    def least_rate(self, ask: CostlyAsk | None) -> float:
+        """The tokens per second that lookups have to promise for a costly drafter not to be asked."""
+        if ask is None or ask.is_probe:
+            return 0.0 if ask is None else inf
+        rest = OthersPass(self.curve([ask.slot]), 0, 0.0, 0.0)
+        return self._best_length(ask.slot, ask.drafter, rest, 0, 0.0)[-1] / CONSTANTS.margin
 
     def _best_length(
         self, slot: SlotProposals, drafter: RequestDrafter, rest: OthersPass, n_nodes: int, n_expected: float

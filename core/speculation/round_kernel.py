@@ -6,11 +6,10 @@ sequence, whose drafters and model have compiled functions. What the rounds teac
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.extending import intrinsic
 
-from augury.compiled import compiled
+from augury.compiled import compiled, invoker
 from augury.speculation.constants import (
+    CONSTANTS,
     DRAFTED_NS,
     EVIDENCE,
     IS_STOPPED,
@@ -18,45 +17,39 @@ from augury.speculation.constants import (
     N_EMITTED,
     N_NODES,
     N_PATH,
+    NOT_ASKED,
     PARENT,
     PASS_NS,
     REACH,
     TOKEN,
 )
-from augury.speculation.kernels import END, LIMIT, add, choose, find_reach, fits, judge
+from augury.speculation.kernels import END, LIMIT, PAID, add, choose, find_reach, fits, judge
 
 N_TOKENS, START, N_MOVES = range(3)  # of `CompiledPass.sizes`
 BEGUN, ENDED = range(2)  # its times
 DRAFT, LEARN, STATE = range(3)  # of a drafter: addresses
-BUCKET = 2  # of a draft, after its tokens and parents
-_NOTHING = np.empty(0, np.float32)
-_INT, _FLOAT = numba.int64, numba.float64
+BUCKET, CONFIDENCES = 2, 3  # of a draft, after its tokens and parents
+_PLAIN = 1 + CONSTANTS.gain  # tokens of a pass without drafts, as a draft has to beat it
+_INT, _FLOAT, _invoke = numba.int64, numba.float64, invoker()
 _ROW, _FLOATS, _TOKENS = numba.int64[::1], numba.float64[::1], numba.int32[::1]
 _TABLE, _FLOAT_TABLE, _TOKEN_TABLE = numba.int64[:, ::1], numba.float64[:, ::1], numba.int32[:, ::1]
 _TABLES, _FLOAT_TABLES, _TOKEN_TABLES = numba.int64[:, :, ::1], numba.float64[:, :, ::1], numba.int32[:, :, ::1]
 
 
-@intrinsic
-def invoke(_, address, arguments):  # noqa: ARG001 - numba's
-    """Call the function at an address, see `augury.compiled.address_of`, with a tuple of int64; returns its int64."""
-
-    def generate(_, builder, signature, values):
-        n, (number, code, pointer) = signature.args[1].count, (ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(code, [pointer, pointer] + [number] * n)
-        with builder.goto_entry_block():
-            result = builder.alloca(number, 2)
-        room = builder.bitcast(result, pointer)
-        unpacked = [builder.extract_value(values[1], index) for index in range(n)]
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), [room, room, *unpacked])
-        return builder.load(result)
-
-    return numba.int64(numba.int64, arguments), generate
+@compiled()
+def choose_nodes(tree, reach, m, most, agreement, slot, budget, known, hoped, draft_s):
+    """Choose among a tree's m nodes; returns whether each one is chosen, and the tokens per second that this promises."""
+    find_reach(tree, reach, m, agreement, True)
+    slot[0, END], slot[0, LIMIT] = m, most
+    is_chosen, expected = np.zeros(m, np.bool_), np.ones(1)
+    choose(tree, reach[REACH, :m], np.full(m, -1), slot, budget, known, hoped, draft_s, False, is_chosen, expected)
+    return is_chosen, max(expected[0], _PLAIN) / hoped[is_chosen.sum()]
 
 
 @compiled(
     *(_INT, _INT, _TOKENS, _INT, _INT, _INT, _TOKENS, _INT),
     *(_INT, _INT, _ROW, _TOKENS, _TOKENS, _TOKEN_TABLE, _TOKEN_TABLE, _ROW, _INT),
-    *(_TABLE, _FLOAT_TABLE, _FLOAT_TABLE, _TABLE, _FLOAT_TABLE, _FLOATS, _FLOATS),
+    *(_TABLE, _FLOAT_TABLE, _INT, _FLOAT, _FLOAT, _FLOAT_TABLE, _TABLE, _FLOAT_TABLE, _FLOATS, _FLOATS),
     *(_TOKEN_TABLES, _TABLES, _FLOAT_TABLES, _TABLES, _TABLES, _TABLE, _TABLE, _TABLE, _TABLE),
     nogil=True,
 )
@@ -80,6 +73,9 @@ def run_rounds(
     keep,
     drafters,
     values,
+    n_costly,
+    least,
+    costly_s,
     agreement,
     slot,
     budget,
@@ -117,17 +113,20 @@ def run_rounds(
         keep: An address.
         drafters: (d, 3), the addresses of `CompiledDraft`.
         values: (d, b), the chances of each one's buckets.
+        n_costly: 1 if the last drafter is costly, else 0; such a one gives confidences,
+        least: is asked where the others promise fewer tokens per second,
+        costly_s: and takes about so many seconds.
         agreement: See `Agreement`.
         slot: (1, 5), see `choose`, as for the next three.
         budget: (1, 2).
         known: Seconds.
         hoped: Seconds.
-        drafts: (d, 3, ROOM) of work space.
+        drafts: (d, 4, ROOM) of work space.
         nodes: (r, 5, ROOM), by round r the tree, is set, as are all that follow.
         chances: (r, 2, ROOM), its chances.
         places: (r, d, ROOM), the nodes of each draft.
         buckets: (r, d, ROOM), and their buckets.
-        lengths: (r, d), how many these are; -1 of what is no draft.
+        lengths: (r, d), how many these are; -1 of what is no draft, `NOT_ASKED` of a costly one that was not.
         chosen: (r, ROOM), the nodes that were verified.
         paths: (r, ROOM), the places of the accepted ones among these.
         rounds: (r, 7), the figures that `augury.speculation.constants` names.
@@ -136,29 +135,33 @@ def run_rounds(
         How many rounds there were.
     """
     n_drafters, k_best, room = len(drafters), ids.shape[1], nodes.shape[2]
-    own = np.empty(limit)
+    own, nothing = np.empty(limit), np.empty(0, np.float32)
     first_ns, before_ns = 0, 0
     for r in range(n_most):
         tree, reach, m, most = nodes[r], chances[r], 0, min(limit, n_left - 1)
+        draft_s, slot[0, PAID] = 0.0, 0
         for d in range(n_drafters):  # draft
-            draft = drafts[d]
+            draft, is_costly = drafts[d], d >= n_drafters - n_costly
             k = 0
+            if is_costly:
+                _, rate = choose_nodes(tree, reach, m, most, agreement, slot, budget, known, hoped, draft_s)
+                if most == 0 or rate >= least:
+                    lengths[r, d] = NOT_ASKED
+                    continue
+                draft_s, slot[0, PAID] = costly_s, 1 << d
             if most > 0:
                 arguments = (drafters[d, STATE], text.ctypes.data, n, most, draft.ctypes.data, draft.shape[1])
-                k = min(invoke(drafters[d, DRAFT], arguments), most)
-                if k < 0 or not fits(
-                    draft[TOKEN, :k], draft[PARENT, :k], draft[BUCKET, :k], n_vocab, values.shape[1] - EVIDENCE
-                ):
-                    lengths[r, d] = -1
-                    continue
+                k = min(_invoke(drafters[d, DRAFT], arguments), most)
+            above, place, evidence, confidence = draft[PARENT, :k], places[r, d], draft[BUCKET, :k], nothing
+            if is_costly:
+                evidence, confidence = evidence[:0], draft[CONFIDENCES, :k].view(np.float32)
+            if k < 0 or not fits(draft[TOKEN, :k], above, evidence, n_vocab, values.shape[1] - EVIDENCE):
+                lengths[r, d] = -1
+                continue
             lengths[r, d] = k
-            above, place = draft[PARENT, :k], places[r, d]
-            judge(above, draft[BUCKET, :k], _NOTHING, -1, values[d], buckets[r, d], own)
+            judge(above, evidence, confidence, -1, values[d], buckets[r, d], own)
             m = add(tree, reach, m, draft[TOKEN, :k], above, own, 1 << d, place)
-        find_reach(tree, reach, m, agreement, True)
-        slot[0, END], slot[0, LIMIT] = m, most
-        is_chosen, expected = np.zeros(m, np.bool_), np.ones(1)
-        choose(tree, reach[REACH, :m], np.full(m, -1), slot, budget, known, hoped, 0.0, False, is_chosen, expected)
+        is_chosen, _ = choose_nodes(tree, reach, m, most, agreement, slot, budget, known, hoped, draft_s)
         n_chosen, where = 0, np.full(room + 1, -1, np.int64)
         tokens[0], parents[0] = text[n - 1], -1
         for node in range(m):
@@ -168,7 +171,7 @@ def run_rounds(
                 n_chosen += 1
                 tokens[n_chosen], parents[n_chosen] = tree[TOKEN, node], 1 + where[tree[PARENT, node]]
         sizes[N_TOKENS], sizes[START] = 1 + n_chosen, n - 1  # verify
-        invoke(compute, (call,))
+        _invoke(compute, (call,))
         first_ns = first_ns or times[BEGUN]
         rounds[r, DRAFTED_NS], rounds[r, PASS_NS] = times[BEGUN] - (before_ns or times[BEGUN]), times[ENDED] - times[BEGUN]
         before_ns, sizes[N_MOVES] = times[ENDED], 0
@@ -193,7 +196,7 @@ def run_rounds(
             paths[r, n_path] = at = following
             n_path += 1
         if keep != 0:
-            invoke(keep, (call, paths[r].ctypes.data, n_path))
+            _invoke(keep, (call, paths[r].ctypes.data, n_path))
         n_moves = 0
         for i in range(n_path):
             if paths[r, i] != i:
@@ -202,12 +205,12 @@ def run_rounds(
         sizes[N_MOVES] = n_moves
         for d in range(n_drafters):
             if drafters[d, LEARN] != 0:
-                invoke(drafters[d, LEARN], (drafters[d, STATE], tokens.ctypes.data, ids.ctypes.data, 1 + n_chosen, k_best))
+                _invoke(drafters[d, LEARN], (drafters[d, STATE], tokens.ctypes.data, ids.ctypes.data, 1 + n_chosen, k_best))
         rounds[r, N_NODES], rounds[r, N_CHOSEN], rounds[r, N_PATH] = m, n_chosen, n_path
         rounds[r, N_EMITTED], rounds[r, IS_STOPPED] = n_emitted, is_stopped
         if is_over or times[ENDED] - first_ns > most_ns or r == n_most - 1:
             if n_moves > 0:
                 sizes[N_TOKENS] = 0
-                invoke(compute, (call,))
+                _invoke(compute, (call,))
             return r + 1
     return n_most

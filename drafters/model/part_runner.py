@@ -22,12 +22,15 @@ import numpy as np
 from attrs import Factory, define, evolve
 
 from augury.batch import SlotInput
+from augury.compiled import address_of
 from augury.drafters.model.draft_runner import CachedText, DraftRunner, FedRows, Shares, n_common
 from augury.drafters.model.written_draft import N_JUDGED, DraftRequest, WrittenDraft
+from augury.interfaces import CompiledDraft, CompiledPass
 from augury.passes import Context, Pass
 
 _CHUNK = 256  # tokens in a pass over a text; all slots wait for it
 _FACTOR = 0x9E3779B1  # odd, and its bits are those of the golden ratio: different pairs of tokens have different sums, mostly
+_COMPILED_ROOM = 32  # tokens in a pass of compiled drafts; more than those of most rounds
 _KEPT = 32  # last tokens whose features are kept, to be given again: more than teacher forcing asks for
 
 
@@ -69,6 +72,10 @@ class RowModel:
             context.commit(feed)
             context.truncate(self._slot, 0)
 
+    def compiled_pass(self, room: int) -> CompiledPass | None:
+        """Passes of up to `room` hidden states each, for compiled drafts; None: the model has none."""
+        return self._context.compiled_pass(self._slot, room, 0, is_given=True)
+
 
 class Encoder(RowModel):
     """Makes hidden states (m, E) of the target's features of m tokens."""
@@ -97,6 +104,7 @@ class FedText(CachedText):
     fed: FedRows = Factory(FedRows)  # the features (m, F)
     # what was fed since, text that goes on: the place of the first token, tokens (m,) int32 and features (m, F) by name
     waiting: list[tuple[int, np.ndarray, Mapping[str, np.ndarray]]] = Factory(list)
+    is_lent: bool = False  # compiled drafts work on it
     made_at: int = 0  # which token of the last pass made the hidden state for the token after the last one that was fed
 
     @property
@@ -138,6 +146,7 @@ class PartRunner(DraftRunner):
     def end(self, slot: int, *, is_private: bool = False) -> None:
         """See `DraftRunner.end`; what waits is processed, or the target would have to compute it again for a later text."""
         text = self._text(slot)
+        is_private |= text.is_lent  # what rounds that failed left in the slot is not known
         if not is_private:
             for _ in self.begin(slot, text.history):
                 pass
@@ -172,7 +181,7 @@ class PartRunner(DraftRunner):
         text.fed.add(
             start, self.encoder.joined({name: np.concatenate([each[name] for _, _, each in waiting]) for name in waiting[0][2]})
         )
-        while text.n_fed - text.n > _CHUNK:
+        while text.n_fed - text.n > _CHUNK and not text.is_lent:
             self._go_on(text)
 
     def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:  # noqa: ARG002 - it was fed the prompt
@@ -180,7 +189,8 @@ class PartRunner(DraftRunner):
         text = self._text(slot)
         while not text.is_parked and text.n < text.n_fed - self.lag:
             self._go_on(text)
-            yield
+            if text.n < text.n_fed - self.lag:
+                yield
 
     def is_fed(self, request: DraftRequest) -> bool:
         """Whether all tokens before the last one of a text were fed."""
@@ -195,6 +205,43 @@ class PartRunner(DraftRunner):
             self._cut(text, text.n_fed)
             self._forget(text)
         return written
+
+    def compiled_draft(self, request: DraftRequest, n_more: int, features: Mapping[str, np.ndarray]) -> CompiledDraft | None:
+        """Functions that write ahead for a slot, a chain and alternatives to it, see `Drafter.compiled_draft`."""
+        from augury.drafters.model.compiled_heads import draft_head, state_of
+
+        text, history = self._text(request.slot), request.history
+        if text.is_parked or not self.is_fed(request) or text.n >= text.n_fed or request.sampler is not None:
+            return None
+        passes = self._context.compiled_pass(text.slot, _COMPILED_ROOM, N_JUDGED, (self._made,), is_given=True)
+        encoding = self.encoder.compiled_pass(_COMPILED_ROOM)
+        if passes is None or encoding is None or {each.shape[1] for each in features.values()} != {self.encoder.width}:
+            return None
+        while text.n < text.n_fed - 1:
+            self._go_on(text, text.n_fed - 1 - text.n)
+        first, start = self.encoder.rows(text.fed.of(text.n, text.n_fed)), text.n
+        passes.begin()
+        encoding.begin()
+        n_more = min(n_more + request.limit, self._context.room(text.slot) - 1)
+        if n_more < 0:
+            return None
+        feed = self._context.prepare(text.slot, history[start + 1 :], 1, n_more=n_more)
+        sources = np.array([features[name].ctypes.data if name else 0 for name in self.encoder.names])
+        state = state_of(passes, encoding, self._made, sources, first)
+        state["n_cached"], state["n_before"], state["n_ctx"] = start, len(history), start + 1 + n_more
+        state["n_vocab"], state["depth"], state["n_candidates"] = self._n_vocab, request.limit, request.n_candidates
+        state["p_min"], state["min_path_probability"] = request.p_min, request.min_path_probability
+        text.is_lent, kept = True, (features, sources, first)  # whose addresses it has
+
+        def end(history: np.ndarray) -> None:
+            n = int(state["n_cached"][0])
+            text.tokens[start:n] = history[start + 1 : n + 1]
+            self._context.commit(evolve(feed, tokens=self._named(text.history, start, n)))
+            text.n, text.is_lent, _ = n, False, kept
+            self._cut(self._text(text.slot), text.n_fed)
+            self._forget(text)
+
+        return CompiledDraft(address_of(draft_head), 0, state.ctypes.data, end)
 
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
         """See `DraftRunner.teacher_forced`; -1 where the tokens before were not fed, or too long ago."""

@@ -8,7 +8,7 @@ from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.cache_type import CellMove, Move
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.logits import best
-from augury.backends.numba_cpu.kernels.simd import get_i32, get_i64, put_i64
+from augury.backends.numba_cpu.kernels.simd import get_i32, get_i64, put_i32, put_i64
 from augury.backends.numba_cpu.kernels.step import copy_row
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct
 from augury.backends.numba_cpu.kernels.team import Segment, TeamState, lead
@@ -48,6 +48,7 @@ class DraftedPass:
     maxima: int
     stride: int
     n_vocab: int
+    names: int  # (n_vocab,) int32, address: the token of each logit; 0: the logit's number
     k: int
     scores: int  # (rows, k) float32, address
     sizes: int
@@ -100,15 +101,24 @@ def compute(call):
         put_i64(team.positions + at, start if i == 0 else get_i64(team.positions + 8 * parent) + 1)
         put_i64(team.slots + at, call.slot)
         put_i64(team.cells + at, start + i)
-        put_i64(team.rows + at, i)
         put_i64(call.run_parents + at, parent)
         is_tree |= parent != i - 1
     segment = call.segment
     segment.first, segment.n, segment.slot, segment.parents = 0, n, call.slot, call.run_parents if is_tree else 0
-    team.n_tokens, team.n_rows, team.n_segments = n, n, 1
+    n_rows = get_i64(call.sizes + 24)
+    if n_rows == 0:
+        n_rows = n
+    for r in range(n_rows):
+        put_i64(team.rows + 8 * r, n - n_rows + r)
+    team.n_tokens, team.n_rows, team.n_segments = n, n_rows, 1
     put_i64(call.times, simd.nanoseconds())
     run(team, call.few if n <= call.n_few else call.many)
-    best(call.logits, call.maxima, call.stride, 0, n, call.n_vocab, call.k, call.ids, call.scores)
+    if call.k > 0:
+        best(call.logits, call.maxima, call.stride, 0, n_rows, call.n_vocab, call.k, call.ids, call.scores)
+        if call.names != 0:
+            for place in range(call.ids, call.ids + 4 * n_rows * call.k, 4):
+                if get_i32(place) >= 0:
+                    put_i32(place, get_i32(call.names + 4 * get_i32(place)))
     put_i64(call.times + 8, simd.nanoseconds())
 
 

@@ -10,9 +10,9 @@ from oracles.models import tiny_file
 from augury import Registry
 from augury.backends.numba_cpu import NumbaCpu
 from augury.batch import Batch
+from augury.compiled import invoker
 from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.speculation.round_kernel import invoke
 from augury.types import ModelOptions
 
 ROOM, K, N_PROMPT, V = 9, 3, 6, 128
@@ -34,6 +34,8 @@ def models(request):
 @pytest.fixture(scope="module")
 def call():
     import numba
+
+    invoke = invoker()
 
     @numba.njit
     def called(function, *arguments):

@@ -25,6 +25,7 @@ REGISTRY = Registry.discover()
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 N_CTX = 192
 numbers = array_at(np.int32)
+HEAD = {"spec_type": "draft-eagle3", "draft_model": copying_head("llama-dense")}
 MODELS = {"repeating": predictable("llama-dense"), "random": tiny_model("llama-dense"), "windowed": tiny_model("gemma3-dense")}
 
 
@@ -47,7 +48,7 @@ def plain(model, n):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The rounds of each call: four, however long passes take, where the text does not end before."""
+    """The rounds of each call: eight, however long passes take, where the text does not end before."""
     found, run = [], compiled_rounds.run_rounds
     monkeypatch.setattr(compiled_rounds, "LONGEST_S", 1e3)
 
@@ -65,7 +66,7 @@ def _drafts_pay(monkeypatch):
     curves = np.stack([np.linspace(1.0, 1.2, 65)] * 2)
     monkeypatch.setattr(PassCosts, "observe", lambda *_: None)
     monkeypatch.setattr(PassCosts, "curves", lambda *_: curves)
-    monkeypatch.setattr(DraftPlanner, "asked", lambda _, drafters: drafters)
+    monkeypatch.setattr(DraftPlanner, "asked", lambda _, drafters: [each for each in drafters if not each.profile.is_costly])
     monkeypatch.setattr(DraftPlanner, "n_resting", lambda *_, is_plain: 0)
 
 
@@ -79,7 +80,7 @@ def test_output_is_that_of_plain_decoding(model, calls):
         assert again.tokens == answers[-1].tokens[50:], "of the states that the slot kept"
         assert again.stats.n_reused > 40
     rounds = [each for call in calls for each in call]
-    assert {len(call) for call in calls} >= {4}
+    assert {len(call) for call in calls} >= {8}
     assert sum(len(each.outcome.path) for each in rounds) > 100
     assert any(list(each.outcome.path) != [*range(len(each.outcome.path))] for each in rounds), "cells moved"
     assert any(len(each.outcome.path) < len(each.choice.nodes) for each in rounds)
@@ -90,8 +91,9 @@ def test_output_is_that_of_plain_decoding(model, calls):
 
 
 @pytest.mark.usefixtures("_drafts_pay")
+@pytest.mark.parametrize("how", [{}, HEAD], ids=["lookups", "head"])
 @pytest.mark.parametrize("model", ["repeating", "random"])
-def test_rounds_one_by_one_draft_and_teach_what_rounds_of_python_do(model, calls, monkeypatch):
+def test_rounds_one_by_one_draft_and_teach_what_rounds_of_python_do(model, how, calls, monkeypatch):
     monkeypatch.setattr(compiled_rounds, "LONGEST_S", 1e-9)
     settle, told = Drafting.settle, []
 
@@ -107,12 +109,57 @@ def test_rounds_one_by_one_draft_and_teach_what_rounds_of_python_do(model, calls
         told.append([])
         if not is_compiled:
             monkeypatch.setattr(Loop, "_run_compiled", lambda _: False)
-        with load(model) as engine:
+        with load(model, **how) as engine:
             for prompt in prompts():
                 engine.generate(prompt, max_tokens=60, **GREEDY)
     compiled, of_python = told
     assert len(calls) > 20
+    assert any(above != [*range(-1, len(above) - 1)] for _, above, *_ in compiled)
     assert compiled == of_python
+
+
+@pytest.mark.usefixtures("_drafts_pay")
+@pytest.mark.parametrize("drafters", ["draft-eagle3", "suffix;recycle;draft-eagle3"])
+@pytest.mark.parametrize("model", ["repeating", "random"])
+def test_a_head_drafts_in_rounds_without_python(model, drafters, calls):
+    """And its states serve texts that go on from there, in rounds of both kinds."""
+    with load(model, slots=2, **{**HEAD, "spec_type": drafters}) as engine:
+        for prompt, expected in zip(prompts() * 2, plain(model, 100) * 2, strict=True):
+            assert engine.generate(prompt, max_tokens=100, **GREEDY).tokens == expected
+            again = engine.generate([*prompt, *expected[:50]], max_tokens=50, **GREEDY)
+            assert again.tokens == expected[50:]
+            assert again.stats.n_reused > 40
+    rounds = [each for call in calls for each in call]
+    assert {len(call) for call in calls} >= {8}
+    assert [name for each in rounds for name in each.choice.names].count("draft-eagle3") > 30
+
+
+@pytest.mark.usefixtures("_drafts_pay")
+@pytest.mark.parametrize("model", ["repeating", "random"])
+def test_a_head_drafts_as_in_rounds_of_python_after_each_text(model, calls, monkeypatch):
+    """Some further, some less far: what a call's rounds teach counts from the next one on."""
+    settle, chains = Drafting.settle, []
+
+    def watched(drafting, choice, outcome):
+        for proposal in choice.proposals.by_drafter.values():
+            chains[-1][-1][choice.proposals.n_context] = proposal.draft.trunk()[0].tokens.tolist()
+        settle(drafting, choice, outcome)
+
+    monkeypatch.setattr(Drafting, "settle", watched)
+    for is_compiled in (True, False):
+        chains.append([])
+        if not is_compiled:
+            monkeypatch.setattr(Loop, "_run_compiled", lambda _: False)
+        with load(model, **HEAD) as engine:
+            for prompt in prompts():
+                chains[-1].append({})
+                engine.generate(prompt, max_tokens=100, **GREEDY)
+    assert {len(call) for call in calls} >= {8}
+    pairs = [(one[n], other[n]) for one, other in zip(*chains, strict=True) for n in one.keys() & other.keys()]
+    assert sum(min(map(len, pair)) for pair in pairs) > 60
+    for one, other in pairs:
+        n = min(len(one), len(other))
+        assert one[:n] == other[:n]
 
 
 @pytest.mark.usefixtures("_drafts_pay")
@@ -141,7 +188,6 @@ def test_a_head_that_is_not_asked_is_fed_what_rounds_of_python_feed_it(n_resting
     monkeypatch.setattr(DraftPlanner, "asks", counted)
     monkeypatch.setattr(DraftPlanner, "_best_length", lambda *_: (0, 0.0, 0.0, 0.0))
     monkeypatch.setattr(DraftPlanner, "n_resting", lambda *_, is_plain: n_resting)
-    monkeypatch.setattr(DraftPlanner, "asked", lambda _, drafters: [each for each in drafters if not each.profile.is_costly])
     for is_compiled in (True, False):
         fed.append([])
         if not is_compiled:
