@@ -232,7 +232,7 @@ class _Training:
 
     def train(self, pieces: Sequence[Piece], n_held_out: int) -> None:
         """Train a head, from the first one if there is one, and write it each time that it is better."""
-        from augury.plugins.learn.training import Corpus, Trainer, fit
+        from augury.plugins.learn.training import Corpus, Trainer, fit, quicker_product
 
         recorded, schedule, target, first, seed = self.recorded, self.schedule, self.target, self.first, self.params["seed"]
         sizes = recorded.sizes
@@ -247,7 +247,7 @@ class _Training:
         def keep(best: head.Weights) -> None:
             head.write_head(self.args.output, sizes, self.file, tokens, sizes.stored(best, target), output)
 
-        trainer = Trainer(sizes, weights, output, target, _RATE, n_batches)
+        trainer = Trainer(sizes, weights, output, target, _RATE, n_batches, quicker_product(recorded))
         with cli.ProgressDisplay() as progress:
             how: dict[str, Any] = {"n_batches": n_batches, "is_over": schedule.is_over}
             how |= {"n_stages": sizes.n_stages, "is_head": first is not None}

@@ -1,7 +1,7 @@
 """The losses of heads, and what they compute alike: products, norms, and batches of texts.
 
-Products round to bfloat16, which many processors multiply twice as fast, and sum in float32; products for gradients of weights
-do not round.
+Products may round to bfloat16, which some processors multiply twice as fast, and sum in float32; products for gradients of
+weights never round.
 
 Source: Li et al. 2025 (EAGLE-3), section 3.1, "training-time test"; deepseek-ai/DeepSpec (DSpark: anchors, weights of places,
 confidence); hao-ai-lab/JetSpec (causal blocks).
@@ -43,8 +43,8 @@ def exact_product(x: Any, rows: Any) -> Any:
 
 
 @jax.custom_vjp
-def product(x: Any, rows: Any) -> Any:
-    """The product of x (..., n_in) and rows (n_out, n_in)."""
+def rounded_product(x: Any, rows: Any) -> Any:
+    """The same of rounded values."""
     return _rounded(x, rows, 1)
 
 
@@ -61,7 +61,7 @@ def _gradients(given: tuple[Any, Any], gradient: Any) -> tuple[Any, Any]:
     return _rounded(gradient, rows, 0), of_rows
 
 
-product.defvjp(lambda x, rows: (product(x, rows), (x, rows)), _gradients)
+rounded_product.defvjp(lambda x, rows: (rounded_product(x, rows), (x, rows)), _gradients)
 
 
 def norm(x: Any, weight: Any) -> Any:

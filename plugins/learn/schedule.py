@@ -72,12 +72,13 @@ class Schedule:
             OptionError: This takes the time that there is.
         """
         from augury.plugins.learn.losses import TrainingBatch
-        from augury.plugins.learn.training import Trainer
+        from augury.plugins.learn.training import Trainer, quicker_product
 
         rng, shape = np.random.default_rng(0), (N_BATCH, N_ROW)
         sample = Sample(np.ones((1, 3 * sizes.n_embd), np.float32), np.zeros(1, np.int32))
         weights = sizes.first_weights(target, sample, 0)
-        trainer = Trainer(sizes, weights, target.output(np.arange(sizes.n_drafted)), target, 0.0, 1)
+        output = target.output(np.arange(sizes.n_drafted))
+        trainer = Trainer(sizes, weights, output, target, 0.0, 1, quicker_product(self._recorded))
         features, embedded, outputs = (rng.standard_normal((*shape, n * sizes.n_embd), np.float32) for n in (3, 1, 1))
         batch = TrainingBatch(features, embedded, outputs, np.ones(shape, np.int32), *(np.ones(shape, bool) for _ in range(2)))
         timed = []

@@ -22,20 +22,49 @@ from augury.interfaces import Progress
 from augury.plugins.learn.block_head import BlockSizes
 from augury.plugins.learn.head import N_BATCH, N_ROW, N_STEPS, HeadSizes, Sample, TargetTensors, Weights
 from augury.plugins.learn.hidden_states import Piece
-from augury.plugins.learn.losses import TrainingBatch, block_losses, eagle_losses, exact_product, product
+from augury.plugins.learn.losses import Product, TrainingBatch, block_losses, eagle_losses, exact_product, rounded_product
 from augury.plugins.learn.recorded import Recorded
 
 _BETAS = (0.9, 0.95)
 _WARMUP = 0.1  # of all steps: until then the learning rate rises
 _MAX_NORM = 1.0  # of the gradient
+_N_TIMED, _N_MULTIPLIED = 4, 1024  # products, and the width of their rows: of any model's, as both take alike for a tiny one
+_CLEARLY = 0.8  # of the time: such products once took half of it, and once 1.9 times as long
 _STRIDE = 2  # of the positions after which a block is learnt from; they change from batch to batch
+
+
+def quicker_product(recorded: Recorded) -> Product:
+    """Products that round where this machine is clearly quicker at these; as a training began that is taken up."""
+    if (kept := recorded.load("product")) is None:
+        x, rows = jnp.ones((N_BATCH * N_ROW, _N_MULTIPLIED)), jnp.ones((2 * _N_MULTIPLIED, _N_MULTIPLIED))
+        of_rounded, of_exact = (_seconds(jax.jit(each), x, rows) for each in (rounded_product, exact_product))
+        kept = {"is_rounded": np.array(of_rounded < _CLEARLY * of_exact)}
+        if not recorded.is_fresh:
+            recorded.save("product", kept)
+    return rounded_product if kept["is_rounded"] else exact_product
+
+
+def _seconds(compute: Callable[..., Any], *given: Any) -> float:
+    """The least of a few calls, after a first one."""
+    times = [monotonic()]
+    for _ in range(_N_TIMED):
+        compute(*given).block_until_ready()
+        times.append(monotonic())
+    return float(np.diff(times)[1:].min())
 
 
 class Trainer:
     """A head's weights, with the optimizer's state."""
 
     def __init__(
-        self, sizes: HeadSizes, weights: Weights, rows: np.ndarray, target: TargetTensors, rate: float, n_total: int
+        self,
+        sizes: HeadSizes,
+        weights: Weights,
+        rows: np.ndarray,
+        target: TargetTensors,
+        rate: float,
+        n_total: int,
+        product: Product,
     ) -> None:
         """Take over first weights, all but the output's; they are not mutated.
 
@@ -48,7 +77,7 @@ class Trainer:
             "n_steps": np.int32(0),
         }
         self._rows = jnp.asarray(rows)
-        losses, judged = _losses_of(sizes, target)
+        losses, judged = _losses_of(sizes, target, product)
         self._losses = jax.jit(judged)
         self._update = jax.jit(partial(_update, losses=losses, optimizer=optimizer), static_argnames="stage")
 
@@ -94,7 +123,7 @@ def _optimizer(rate: float, n_total: int) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(_MAX_NORM), optax.adam(rate_of, *_BETAS))
 
 
-def _losses_of(sizes: HeadSizes, target: TargetTensors) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _losses_of(sizes: HeadSizes, target: TargetTensors, product: Product) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The loss by weights, rows, batch, batches before and stage; and by the first three, of all drafts, without rounding."""
     if not isinstance(sizes, BlockSizes):
         losses = partial(eagle_losses, sizes=sizes, softcap=target.softcap)
@@ -167,7 +196,7 @@ class Corpus:
                 places = np.arange(start + 1, start + n + 1)
                 tokens[here], texts[here] = piece[places], text
                 is_there[here] = is_learnt | (places >= len(piece) // 2)
-                is_drafted[here] = np.isin(piece[places + 1], self._drafted)
+                is_drafted[here] = np.isin(piece[places + 1], self._drafted, kind="table")
                 at += n
         return TrainingBatch(features, self._target.embedding(tokens), outputs, texts, is_there, is_drafted)
 

@@ -173,7 +173,7 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
     tokens = np.arange(0, plan.n_vocab, dtype=np.int32)
 
     def trainer(weights):
-        return training.Trainer(sizes, weights, target.output(tokens), target, 3e-3, 30)
+        return training.Trainer(sizes, weights, target.output(tokens), target, 3e-3, 30, losses.rounded_product)
 
     first = sizes.first_weights(target, ones(sizes), 1)
     write_head(tmp_path / "first.gguf", sizes, file, tokens, first, target.output(tokens))
@@ -191,7 +191,7 @@ def test_training_drafts_as_the_drafter_does(tmp_path):
     with ModelFile.open(tmp_path / "head.gguf") as head:  # as it is stored
         weights = {name: TargetTensors.values(head, name) for name in sizes.shapes}
         output = TargetTensors.values(head, "output.weight")
-        n, *right = training.Trainer(sizes, weights, output, target, 3e-3, 30).accepted(batch).tolist()
+        n, *right = training.Trainer(sizes, weights, output, target, 3e-3, 30, losses.rounded_product).accepted(batch).tolist()
     rig = Rig(name, "reference", model=tmp_path / "head.gguf")
     drafted = np.zeros(N_STEPS, int)
     history = np.int32(text)
@@ -564,15 +564,30 @@ def test_products_that_round_are_exact_where_nothing_is_to_be_rounded():
     def loss(product):
         return lambda x, rows: (product(x, rows) * wanted).sum()
 
-    rounded, exact = (jax.grad(loss(each), (0, 1))(x, rows) for each in (losses.product, lambda x, rows: x @ rows.T))
-    assert np.array_equal(losses.product(x, rows), x @ rows.T)
+    rounded, exact = (jax.grad(loss(each), (0, 1))(x, rows) for each in (losses.rounded_product, lambda x, rows: x @ rows.T))
+    assert np.array_equal(losses.rounded_product(x, rows), x @ rows.T)
     for found, expected in zip(rounded, exact, strict=True):
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("is_quicker", [True, False])
+def test_the_quicker_products_are_those_of_the_whole_training(is_quicker, tmp_path, monkeypatch):
+    times = {losses.rounded_product: 1.0 if is_quicker else 1.4, losses.exact_product: 1.5}
+    monkeypatch.setattr(training, "_seconds", lambda compute, *_: times[compute.__wrapped__])
+    expected = losses.rounded_product if is_quicker else losses.exact_product
+    sizes = HeadSizes(32, 8, 16, 4, 2, head_dim=2, n_rot=2, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
+    with Recorded(tmp_path / "head.gguf.learn") as recorded:
+        recorded.take_up(sizes, {})
+        assert training.quicker_product(recorded) is expected
+        assert recorded.is_fresh
+        recorded.save("answers", {})
+        for _ in range(2):
+            assert training.quicker_product(recorded) is expected
+            times.update({each: -seconds for each, seconds in times.items()})  # as when other programs run
+
+
 @pytest.mark.sample(0)
-def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own(monkeypatch):
-    monkeypatch.setattr(training, "product", lambda x, rows: x @ rows.T)
+def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own():
     rng, n_embd, lengths = np.random.default_rng(5), 8, (9, 2, 13)
     sizes = HeadSizes(32, n_embd, 16, 4, 2, head_dim=2, n_rot=2, n_layers=1, n_ctx=64, layers=(0, 1, 2), n_drafted=20)
     weights = {name: rng.standard_normal(shape, np.float32) for name, shape in sizes.shapes.items()}
@@ -593,7 +608,7 @@ def test_texts_that_share_a_row_are_learnt_as_in_rows_of_their_own(monkeypatch):
                 owners[here] = owners[i].max() + 1
                 at = here[1].stop
         arrays["is_drafted"] = arrays["is_drafted"] > 0
-        trainer = training.Trainer(sizes, weights, output, SimpleNamespace(softcap=None), 1e-2, 2)
+        trainer = training.Trainer(sizes, weights, output, SimpleNamespace(softcap=None), 1e-2, 2, losses.exact_product)
         batch = losses.TrainingBatch(**arrays, texts=owners, is_there=owners > 0)
         right = trainer.accepted(batch)
         loss = trainer.step(batch, N_STEPS)

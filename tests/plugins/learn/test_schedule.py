@@ -76,6 +76,7 @@ def machine(monkeypatch):
     def machine(*given):
         made = Machine(*given)
         monkeypatch.setattr(training, "Trainer", made.trainer)
+        monkeypatch.setattr(training, "quicker_product", lambda _: None)
         monkeypatch.setattr(training, "monotonic", lambda: made.now)
         return made
 
