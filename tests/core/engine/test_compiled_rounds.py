@@ -6,7 +6,7 @@ import logging
 import numba
 import numpy as np
 import pytest
-from oracles.drafts import copying_head, predictable
+from oracles.drafts import copying_head, draft_file, predictable, target_of
 from oracles.models import tiny_model
 
 from augury import Engine, Registry
@@ -25,13 +25,15 @@ REGISTRY = Registry.discover()
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 N_CTX = 192
 numbers = array_at(np.int32)
-HEAD = {"spec_type": "draft-eagle3", "draft_model": copying_head("llama-dense")}
 MODELS = {"repeating": predictable("llama-dense"), "random": tiny_model("llama-dense"), "windowed": tiny_model("gemma3-dense")}
+RANDOM_HEADS = "eagle3-llama", "eagle3-qwen3-d2t"  # one that wants a feature that llama.cpp has not, one of some tokens alone
+HEADS = dict.fromkeys(MODELS, copying_head("llama-dense")) | {name: draft_file(name) for name in RANDOM_HEADS}
 
 
 def load(model="repeating", **how):
     given = {"backend": "numba-cpu", "n_ctx": N_CTX, "threads": 2, "registry": REGISTRY, "spec_type": "suffix;recycle", **how}
-    return Engine.load(MODELS[model], **given)
+    given |= {"draft_model": HEADS[model]} if "draft-eagle3" in given["spec_type"] else {}
+    return Engine.load(MODELS[model] if model in MODELS else tiny_model(target_of(model)), **given)
 
 
 def prompts():
@@ -91,9 +93,9 @@ def test_output_is_that_of_plain_decoding(model, calls):
 
 
 @pytest.mark.usefixtures("_drafts_pay")
-@pytest.mark.parametrize("how", [{}, HEAD], ids=["lookups", "head"])
+@pytest.mark.parametrize("drafters", ["suffix;recycle", "draft-eagle3"])
 @pytest.mark.parametrize("model", ["repeating", "random"])
-def test_rounds_one_by_one_draft_and_teach_what_rounds_of_python_do(model, how, calls, monkeypatch):
+def test_rounds_one_by_one_draft_and_teach_what_rounds_of_python_do(model, drafters, calls, monkeypatch):
     monkeypatch.setattr(compiled_rounds, "LONGEST_S", 1e-9)
     settle, told = Drafting.settle, []
 
@@ -109,7 +111,7 @@ def test_rounds_one_by_one_draft_and_teach_what_rounds_of_python_do(model, how, 
         told.append([])
         if not is_compiled:
             monkeypatch.setattr(Loop, "_run_compiled", lambda _: False)
-        with load(model, **how) as engine:
+        with load(model, spec_type=drafters) as engine:
             for prompt in prompts():
                 engine.generate(prompt, max_tokens=60, **GREEDY)
     compiled, of_python = told
@@ -123,7 +125,7 @@ def test_rounds_one_by_one_draft_and_teach_what_rounds_of_python_do(model, how, 
 @pytest.mark.parametrize("model", ["repeating", "random"])
 def test_a_head_drafts_in_rounds_without_python(model, drafters, calls):
     """And its states serve texts that go on from there, in rounds of both kinds."""
-    with load(model, slots=2, **{**HEAD, "spec_type": drafters}) as engine:
+    with load(model, slots=2, spec_type=drafters) as engine:
         for prompt, expected in zip(prompts() * 2, plain(model, 100) * 2, strict=True):
             assert engine.generate(prompt, max_tokens=100, **GREEDY).tokens == expected
             again = engine.generate([*prompt, *expected[:50]], max_tokens=50, **GREEDY)
@@ -135,7 +137,7 @@ def test_a_head_drafts_in_rounds_without_python(model, drafters, calls):
 
 
 @pytest.mark.usefixtures("_drafts_pay")
-@pytest.mark.parametrize("model", ["repeating", "random"])
+@pytest.mark.parametrize("model", ["repeating", "random", *RANDOM_HEADS])
 def test_a_head_drafts_as_in_rounds_of_python_after_each_text(model, calls, monkeypatch):
     """Some further, some less far: what a call's rounds teach counts from the next one on."""
     settle, chains = Drafting.settle, []
@@ -150,13 +152,13 @@ def test_a_head_drafts_as_in_rounds_of_python_after_each_text(model, calls, monk
         chains.append([])
         if not is_compiled:
             monkeypatch.setattr(Loop, "_run_compiled", lambda _: False)
-        with load(model, **HEAD) as engine:
+        with load(model, spec_type="draft-eagle3") as engine:
             for prompt in prompts():
                 chains[-1].append({})
                 engine.generate(prompt, max_tokens=100, **GREEDY)
     assert {len(call) for call in calls} >= {8}
     pairs = [(one[n], other[n]) for one, other in zip(*chains, strict=True) for n in one.keys() & other.keys()]
-    assert sum(min(map(len, pair)) for pair in pairs) > 60
+    assert sum(min(map(len, pair)) for pair in pairs) > (20 if model in RANDOM_HEADS else 60)
     for one, other in pairs:
         n = min(len(one), len(other))
         assert one[:n] == other[:n]
@@ -192,7 +194,7 @@ def test_a_head_that_is_not_asked_is_fed_what_rounds_of_python_feed_it(n_resting
         fed.append([])
         if not is_compiled:
             monkeypatch.setattr(Loop, "_run_compiled", lambda _: False)
-        with load(spec_type="suffix;recycle;draft-eagle3", draft_model=copying_head("llama-dense")) as engine:
+        with load(spec_type="suffix;recycle;draft-eagle3") as engine:
             for prompt, expected in zip(prompts(), plain("repeating", 100), strict=True):
                 fed[-1].append({})
                 assert engine.generate(prompt, max_tokens=100, **GREEDY).tokens == expected
