@@ -226,8 +226,9 @@ class PromptCache:
         self._blocks[block.name] = self._children[block.parent][block.name] = block
 
     def _dismiss(self, block: KeptBlock, error: AuguryError) -> None:
-        """Say why a block cannot be used, and forget it, its file included if that is bad."""
-        self._log.warning("a kept prompt cannot be used, and is computed again", reason=str(error))
+        """Say why a block cannot be used, unless its file is gone, and forget it, its file included if that is bad."""
+        if block.data is not None or self._files is None or self._files.has(block):
+            self._log.warning("a kept prompt cannot be used, and is computed again", reason=str(error))
         self._forget(block, is_file=isinstance(error, ModelFileError))
 
     def _forget(self, block: KeptBlock, *, is_file: bool = False) -> None:

@@ -198,6 +198,22 @@ def test_a_damaged_file_is_told_in_a_line_and_computed_again(backend, which, cha
     assert len(told(caplog, "cannot be used")) == 1
 
 
+def test_a_file_that_is_gone_when_it_is_read_is_told_to_nobody(folder, monkeypatch, caplog):
+    """As when another process has removed it."""
+    with load(TOYS[0]) as engine:
+        expected = answer(engine, PROMPT)
+    read = prompt_files.PromptFiles._read
+
+    def removed(kept, block, n_bytes=-1):
+        (kept._folder / block.file_name).unlink(missing_ok=True)
+        return read(kept, block, n_bytes)
+
+    monkeypatch.setattr(prompt_files.PromptFiles, "_read", removed)
+    with load(TOYS[0]) as engine:
+        assert answer(engine, PROMPT) == expected
+    assert not told(caplog, "cannot be used")
+
+
 @pytest.mark.parametrize("fact", ["cache type", "instruction set", "model", "version"])
 def test_what_is_foreign_is_not_taken(fact, folder, monkeypatch, caplog):
     how = {"backend": "reference", "model": tiny_model("llama-dense")}
