@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from attrs import frozen
 
@@ -19,6 +22,7 @@ from augury.types import ModelOptions, StateSpec
 
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.lowering import Lowering
+    from augury.backends.numba_cpu.team import Team
     from augury.files.gguf import ModelFile
 
 # Measured. LLVM ends the process where it gets no memory, and other libraries crash, so these are asked for beforehand.
@@ -44,6 +48,11 @@ class NumbaCpu(Backend):
     aliases = ("cpu",)
     options_class = NumbaCpuOptions
     options: NumbaCpuOptions
+
+    def __init__(self, options: NumbaCpuOptions) -> None:
+        super().__init__(options)
+        # by how many threads: models that pass in turns, as those of an engine do, share them, while one is there
+        self._teams: WeakValueDictionary[int, Team] = WeakValueDictionary()
 
     @classmethod
     def note(cls) -> str | None:
@@ -80,9 +89,16 @@ class NumbaCpu(Backend):
         bound = cores if self.options.affinity == "cores" else ()
         try:
             keep, n_free = self.options.keep_weights, n_there - n_state
-            return NumbaCpuModel(file, lowering, threads, progress, bound, keep=keep, n_free=n_free)
+            return NumbaCpuModel(file, lowering, threads, partial(self._team, bound), progress, keep=keep, n_free=n_free)
         except MemoryError as error:
             raise CapacityError(f"no memory for {wanted}; {advice}") from error
+
+    def _team(self, cores: Sequence[int], n_threads: int) -> Team:
+        from augury.backends.numba_cpu.team import Team
+
+        if (team := self._teams.get(n_threads)) is None:
+            team = self._teams[n_threads] = Team(n_threads, cores)
+        return team
 
     @staticmethod
     def _lowering(plan: ModelPlan, options: ModelOptions) -> Lowering:

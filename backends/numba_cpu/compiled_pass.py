@@ -63,7 +63,6 @@ class TeamPass(CompiledPass):
         return kept
 
     def begin(self) -> None:
-        self._team.forget()
         for each in self._programs:
             each.write_to(self._logits)
 

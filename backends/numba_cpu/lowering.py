@@ -51,7 +51,7 @@ class Lowering(PlanEmitters[BlockEmitter, "Streams"]):
         found += [kernel for emitter in self._streams.emitters for kernel in emitter.kernels]
         moving = self._moving if self.options.draft_max else []
         found += [cache.move for block in moving for cache in block.caches]  # once a branch is accepted
-        return [*found, team.lead, team.follow, team.dismiss, *tape.KERNELS, *passes.KERNELS, *compiled_pass.KERNELS]
+        return [*found, team.run, team.follow, team.dismiss, *tape.KERNELS, *passes.KERNELS, *compiled_pass.KERNELS]
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
         """Allocate work space and the slots' memory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from attrs import evolve
@@ -17,12 +17,12 @@ from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.logits import MAX_BEST
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.struct import dtype, index
-from augury.backends.numba_cpu.kernels.team import Segment, TeamState
+from augury.backends.numba_cpu.kernels.team import PassState, Segment
 from augury.backends.numba_cpu.lowering import Lowering
 from augury.backends.numba_cpu.memory import Arena, SequenceUpdates
 from augury.backends.numba_cpu.passes import BestTokens, KernelPass, NarrowOutput
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Program
-from augury.backends.numba_cpu.team import Team, limits
+from augury.backends.numba_cpu.team import PassMemory, Team, limits
 from augury.backends.numba_cpu.weights import Weights
 from augury.batch import Batch
 from augury.errors import UnsupportedError
@@ -32,8 +32,8 @@ from augury.passes import Pass
 from augury.profile import KernelTime, Limits
 from augury.types import Allocation, ModelInfo
 
-_N_TOKENS, _N_ROWS, _N_SEGMENTS = (index(TeamState, name) for name in ("n_tokens", "n_rows", "n_segments"))
-_COLUMNS = ("tokens", "positions", "slots", "cells", "rows")  # of a pass, see `TeamState`
+_N_TOKENS, _N_ROWS, _N_SEGMENTS = (index(PassState, name) for name in ("n_tokens", "n_rows", "n_segments"))
+_COLUMNS = ("tokens", "positions", "slots", "cells", "rows")  # of a pass, see `PassState`
 _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allocated when they are asked for
 _CHAIN_ROWS = 16  # see `Model.chain_rows`
 
@@ -46,14 +46,14 @@ class NumbaCpuModel(CompiledModel):
         file: ModelFile,
         lowering: Lowering,
         n_threads: int,
+        make_team: Callable[[int], Team],
         progress: Progress,
-        cores: Sequence[int] = (),
         *,
         keep: bool = False,
         n_free: int = sys.maxsize,
     ) -> None:
         super().__init__(ModelInfo.of(file, lowering.plan), lowering, self.tokens_of(file, lowering))
-        self._lowering = lowering
+        self._lowering, self.n_threads = lowering, n_threads
         self._arena = Arena()
         self.isa = choose_isa(file.n_bytes)
         self._weights = Weights(file, self._plan, self._arena, self.isa, self.state_spec.n_slots)
@@ -72,9 +72,8 @@ class NumbaCpuModel(CompiledModel):
         n_aside = self.state_spec.draft_max
         self._sequences = None if n_aside is None else SequenceUpdates(max(n_aside, 1))
         self.chain_rows = 0 if self._sequences is not None or self._has_blocks else _CHAIN_ROWS
-        self.n_threads = n_threads
-        self._team = Team(n_threads, cores)
-        state = self._team.state
+        self._team, self._memory = make_team(n_threads), PassMemory()
+        state = self._memory.fields
         for row, name in enumerate(_COLUMNS):
             state[name] = self._inputs[row].ctypes.data
         state["segments"] = self._runs.ctypes.data
@@ -83,7 +82,7 @@ class NumbaCpuModel(CompiledModel):
         if self._sequences is not None:
             state["sequences"] = self._sequences.records.ctypes.data
             self._states = lowering.states()
-        arrays = self._inputs, self._runs, self._team.array
+        arrays = self._inputs, self._runs, self._memory.array
         self._input_view, self._run_view, self._state_view = (each.data.cast("B").cast("q") for each in arrays)
         self._parents_address = self._inputs[-1].ctypes.data
         self._best = BestTokens()
@@ -93,7 +92,7 @@ class NumbaCpuModel(CompiledModel):
         if self._plan.n_adapters:
             self._weights.scales[:] = 0 if batch.scales is None else batch.scales
         if batch.accepted is not None and len(moves := self._moved(batch)) and len(tape := self._lowering.moving(moves)):
-            self._team.run(tape)
+            self._team.run(tape, self._memory)
         tokens, slots, positions, rows = batch.tokens, batch.slots, batch.positions, batch.rows
         cells, parents = (positions, None) if tree is None else (tree.cells, tree.parents)
         n, n_rows = len(tokens), len(rows)
@@ -174,8 +173,15 @@ class NumbaCpuModel(CompiledModel):
             n_vocab = n_vocab if names is None else len(names)
             programs = [self._program(batch, n)[0] for n in (PRIVATE_TOKENS, MAX_TOKENS)]
             width, stride = self._lowering.logits_row
-            runs = {"segment": self._runs.ctypes.data, "run_parents": self._parents_address}
-            how = {"slot": slot, "n_vocab": n_vocab, "maxima": self._logits_address + 4 * width, "stride": stride, **runs}
+            runs = {"segment": self._runs.ctypes.data, "run_parents": self._parents_address, "state": self._memory.address}
+            how = {
+                "state": self._memory.address,
+                "slot": slot,
+                "n_vocab": n_vocab,
+                "maxima": self._logits_address + 4 * width,
+                "stride": stride,
+                **runs,
+            }
             given = self._team, programs, self._lowering.moving, self._logits, features, names
             made = self._compiled[key] = TeamPass(room, min(k, n_vocab), *given, **how)
         return made
@@ -199,7 +205,7 @@ class NumbaCpuModel(CompiledModel):
             raise UnsupportedError(
                 f"a profile of {n} tokens; more than {MAX_TOKENS} are computed in several passes, take fewer"
             )
-        state, works = self._team.state, self._program(batch, n)[0].works
+        state, works = self._memory.fields, self._program(batch, n)[0].works
         times = np.zeros(len(works) + 1, np.int64)
         state["times"] = times.ctypes.data
         try:
@@ -227,8 +233,7 @@ class NumbaCpuModel(CompiledModel):
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._team.close()
-            del self._arena, self._weights, self._lowering, self._programs, self._compiled, self._logits
+            del self._team, self._arena, self._weights, self._lowering, self._programs, self._compiled, self._logits
 
     def _make_room(self, n_rows: int) -> None:
         """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""
@@ -284,7 +289,7 @@ class NumbaCpuModel(CompiledModel):
         if program.hidden is not None:
             program.hidden[:n] = hidden
         program.write_to(self._logits_address + 4 * first_row * self._lowering.logits_row[1])
-        self._team.run(program.records, program.address)
+        self._team.run(program.records, self._memory, program.address)
 
     def _begin_sequences(self, sequences: SequenceUpdates, batch: Batch, order: np.ndarray | None) -> None:
         """Bring states up to date before a batch, whose tokens are taken in this order."""
@@ -292,4 +297,4 @@ class NumbaCpuModel(CompiledModel):
         if (runs := sequences.begin(batch, is_drafted)) is not None:
             self._runs[: len(runs)] = runs
             self._state_view[_N_TOKENS], self._state_view[_N_SEGMENTS] = 0, len(runs)
-            self._team.run(self._states.records)
+            self._team.run(self._states.records, self._memory)

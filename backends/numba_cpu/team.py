@@ -1,4 +1,4 @@
-"""Threads that compute one model's passes, and their limits."""
+"""Threads that compute the passes of an engine's models, and their limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from augury.interruption import interrupted
 from augury.profile import Limits
 
 _JOIN_S = 5.0  # a thread that computes nothing returns within milliseconds
-_LINE = 64
 _N_WATCHED = 4  # threads whose processor time is looked at
 _CALM = 256  # tapes after an interruption, or the first, that are all watched, as a busy machine stays so
 _SELDOM = 16  # of later ones one in so many is: where a pass has emptied the caches, two clocks take 50 us
@@ -34,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class Team:
-    """Runs tapes on `n_threads` threads, of which the caller is one.
+    """Runs tapes on `n_threads` threads, of which the caller is one; one tape at a time.
 
     The others sleep between passes that are more than a few milliseconds apart, so that an idle model takes no CPU time. They
     end with `close`, with the team's collection as garbage, or with the process.
@@ -42,25 +41,20 @@ class Team:
 
     def __init__(self, n_threads: int, cores: Sequence[int] = ()) -> None:
         """Start the threads, beside a caller of `run`, who is one; on `cores` each is kept on one, a caller on the first."""
-        size = kernels.state_bytes(n_threads) // 8
-        whole = np.zeros(size + _LINE // 8, np.int64)
-        start = -whole.ctypes.data % _LINE // 8
-        self.array = whole[start : start + size]  # (size,) int64, aligned to a cache line, which begins with the state
-        self.address = self.array.ctypes.data
-        self.n_threads = n_threads
-        self.state = view(self.array, kernels.TeamState)
-        self.state["n_threads"] = n_threads
+        state, self.n_threads = _lines(kernels.team_bytes(n_threads)), n_threads
+        view(state, kernels.TeamState)["n_threads"] = n_threads
+        self.address = state.ctypes.data
         files = [_wakeable() for _ in range(n_threads)]
         for index, (read, write) in enumerate(files):
-            own = view(self.array[kernels.state_bytes(index) // 8 + 1 :], kernels.ThreadState)
+            own = view(state[kernels.team_bytes(index) // 8 + 1 :], kernels.ThreadState)
             own["read"], own["write"], own["core"] = read, write, -1
         threads: list[threading.Thread] = []
         self._cores = cores
-        self._tape: np.ndarray | None = None  # that was run last
+        self._turn = threading.Lock()
         self._leader: int | None = None  # the thread that was last kept on its core
-        self._finalizer = weakref.finalize(self, _stop, self.array, files, threads)
+        self._finalizer = weakref.finalize(self, _stop, state, files, threads)
         for index in range(1, n_threads):
-            thread = threading.Thread(target=_follow, args=(self.array, index, cores), name=f"augury-cpu-{index}", daemon=True)
+            thread = threading.Thread(target=_follow, args=(state, index, cores), name=f"augury-cpu-{index}", daemon=True)
             thread.start()  # which fails where there is no memory for its stack; those before it end with the team
             threads.append(thread)
         watched = threads[: _N_WATCHED - 1] if hasattr(time, "pthread_getcpuclockid") else []  # macOS has none
@@ -69,24 +63,21 @@ class Team:
         self._n_displaced = 0  # times that a core was taken from this process
         self._was_displaced()
 
-    def run(self, tape: np.ndarray, address: int = 0) -> None:
-        """Run a tape (n,) int64 to its end. Its address need not be asked for where it is known."""
-        if tape is not self._tape:
-            address = address or tape.ctypes.data
-            self.state["tape"], self.state["tape_end"] = address, address + tape.nbytes
-        self.watch(kernels.lead, self.address)  # from here to its end no signal is handled
-        self._tape = tape
-
-    def forget(self) -> None:
-        """Know nothing of the tape that was run last: compiled code is about to run others."""
-        self._tape = None
+    def run(self, tape: np.ndarray, memory: PassMemory, address: int = 0) -> None:
+        """Run a tape (n,) int64 of a model's pass to its end. Its address need not be asked for where it is known."""
+        start = address or tape.ctypes.data
+        end = start + tape.nbytes
+        self.watch(kernels.run, self.address, start, end, memory.address)  # from here to its end no signal is handled
 
     def watch(self, compute: Callable[..., _T], *arguments: Any) -> _T:
         """Call what runs tapes, and see whether its threads are interrupted meanwhile."""
+        with self._turn:
+            return self._watched(compute, *arguments)
+
+    def _watched(self, compute: Callable[..., _T], *arguments: Any) -> _T:
         if self._cores and self._leader != threading.get_ident():
             self._leader = threading.get_ident()
             os.sched_setaffinity(0, {self._cores[0]})
-        self._tape = None
         self._n_calm += 1
         if self._n_calm > _CALM and self._n_calm % _SELDOM:
             return compute(*arguments)
@@ -117,6 +108,14 @@ class Team:
         self._finalizer()
 
 
+class PassMemory:
+    """The state of one model's passes."""
+
+    def __init__(self) -> None:
+        self.array = _lines(kernels.PASS_BYTES)
+        self.address, self.fields = self.array.ctypes.data, view(self.array, kernels.PassState)
+
+
 def limits(team: Team, isa: str) -> Limits:
     """Probe the limits of a team's threads with an instruction set; each limit is the best of a few tries."""
     n_threads = team.n_threads
@@ -131,9 +130,16 @@ def limits(team: Team, isa: str) -> Limits:
     return Limits(n_read / read_s, n_threads * _MULTIPLY_ADDS / multiply_s)
 
 
+def _lines(n_bytes: int) -> np.ndarray:
+    """Zeros in whole cache lines, int64."""
+    whole = np.zeros((n_bytes + kernels.LINE) // 8, np.int64)
+    start = -whole.ctypes.data % kernels.LINE // 8
+    return whole[start : start + n_bytes // 8]
+
+
 def _seconds(team: Team, tape: np.ndarray) -> float:
-    start = perf_counter()
-    team.run(tape)
+    memory, start = PassMemory(), perf_counter()
+    team.run(tape, memory)
     return perf_counter() - start
 
 

@@ -9,7 +9,7 @@ from augury.backends.numba_cpu.kernels.cache_type import BYTES
 from augury.backends.numba_cpu.operations.attention import NO_LISTS
 from augury.backends.numba_cpu.packing import aligned
 from augury.backends.numba_cpu.tape import ThreadRows
-from augury.backends.numba_cpu.team import Team
+from augury.backends.numba_cpu.team import PassMemory, Team
 from augury.types import CACHE_TYPES
 
 pytestmark = pytest.mark.bench
@@ -61,7 +61,7 @@ def test_attention(benchmark, kind, shape, n):
     ]
     records = [team.record_of(attend_kernel(kind, kind), layer=layer) for layer in layers]
     tape = np.concatenate(records)
-    threads = Team(N_THREADS)
+    threads, memory = Team(N_THREADS), PassMemory()
     state = {
         "positions": positions.ctypes.data,
         "cells": positions.ctypes.data,
@@ -72,9 +72,9 @@ def test_attention(benchmark, kind, shape, n):
         "n_segments": 1,
     }
     for field, value in state.items():
-        threads.state[field] = value
+        memory.fields[field] = value
 
-    benchmark.pedantic(threads.run, (tape,), rounds=9, warmup_rounds=2)
+    benchmark.pedantic(threads.run, (tape, memory), rounds=9, warmup_rounds=2)
     threads.close()
 
     seconds = benchmark.stats.stats.median / n_layers

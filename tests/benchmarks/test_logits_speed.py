@@ -18,7 +18,7 @@ from augury.backends.numba_cpu.kernels.struct import table
 from augury.backends.numba_cpu.operations.rows import logits_row
 from augury.backends.numba_cpu.packing import aligned, pack
 from augury.backends.numba_cpu.passes import KernelPass
-from augury.backends.numba_cpu.team import Team
+from augury.backends.numba_cpu.team import PassMemory, Team
 from augury.files.tensor_type import TensorType
 
 pytestmark = pytest.mark.bench
@@ -59,14 +59,14 @@ def test_the_best_tokens_are_found_after_a_product(benchmark, output, n):
         "plain": team.record_of(step.multiply, **of_both),
         "noting": team.record_of(logits.multiply_logits, **of_both, width=width, cap_logits=0, cap=0.0),
     }
-    threads, every = Team(THREADS), np.arange(n, dtype=np.int32)
+    threads, memory, every = Team(THREADS), PassMemory(), np.arange(n, dtype=np.int32)
     for field, value in {
         "n_tokens": n,
         "n_rows": n,
         "scratch": scratch.ctypes.data,
         "scratch_bytes": matmul.SCRATCH_BYTES,
     }.items():
-        threads.state[field] = value
+        memory.fields[field] = value
     passed = KernelPass(rows[:, :N_VOCAB], width)
     asked = {
         "reading": lambda: rows.max(axis=1),
@@ -83,7 +83,7 @@ def test_the_best_tokens_are_found_after_a_product(benchmark, output, n):
     def all_in_turns():
         for name, ask in asked.items():
             for kind in ("plain", "noting"):
-                timed(kind, lambda kind=kind: threads.run(tapes[kind]))
+                timed(kind, lambda kind=kind: threads.run(tapes[kind], memory))
             timed(name, ask)
 
     benchmark.pedantic(all_in_turns, rounds=ROUNDS, warmup_rounds=2)

@@ -11,7 +11,7 @@ from augury.backends.numba_cpu.kernels.logits import best
 from augury.backends.numba_cpu.kernels.simd import get_i32, get_i64, put_i32, put_i64
 from augury.backends.numba_cpu.kernels.step import copy_row
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct
-from augury.backends.numba_cpu.kernels.team import Segment, TeamState, lead
+from augury.backends.numba_cpu.kernels.team import PassState, Segment, run
 
 
 @struct
@@ -35,7 +35,8 @@ class KeptFeature:
 class DraftedPass:
     """What the passes of a slot work with; sizes to times are those of `CompiledPass`."""
 
-    team: Any = pointer_to(TeamState)
+    team: int  # address
+    state: Any = pointer_to(PassState)
     slot: int
     few: Any = nested(Tape)  # of a pass of up to `n_few` tokens, or of more
     many: Any = nested(Tape)
@@ -65,13 +66,6 @@ move_at = pointer_maker(Move)
 
 
 @helper
-def run(team, tape):
-    """Run a tape with all threads."""
-    team.tape, team.tape_end = tape.address, tape.end
-    lead(team)
-
-
-@helper
 def move_cells(call, n_moves):
     """Move accepted tokens' cells together."""
     for i in range(n_moves):
@@ -83,13 +77,13 @@ def move_cells(call, n_moves):
         record = move_at(place)
         record.n_moves = n_moves
         place += record.n_bytes
-    run(call.team, call.moving)
+    run(call.team, call.moving.address, call.moving.end, call.state)
 
 
 @kernel(call=DraftedPass)
 def compute(call):
     """Move cells, then compute the pass and find the best tokens of each row."""
-    n, start, n_moves, team = get_i64(call.sizes), get_i64(call.sizes + 8), get_i64(call.sizes + 16), call.team
+    n, start, n_moves, state = get_i64(call.sizes), get_i64(call.sizes + 8), get_i64(call.sizes + 16), call.state
     if n_moves > 0:
         move_cells(call, n_moves)
     if n == 0:
@@ -97,10 +91,10 @@ def compute(call):
     is_tree = False
     for i in range(n):
         parent, at = get_i32(call.parents + 4 * i), 8 * i
-        put_i64(team.tokens + at, get_i32(call.tokens + 4 * i))
-        put_i64(team.positions + at, start if i == 0 else get_i64(team.positions + 8 * parent) + 1)
-        put_i64(team.slots + at, call.slot)
-        put_i64(team.cells + at, start + i)
+        put_i64(state.tokens + at, get_i32(call.tokens + 4 * i))
+        put_i64(state.positions + at, start if i == 0 else get_i64(state.positions + 8 * parent) + 1)
+        put_i64(state.slots + at, call.slot)
+        put_i64(state.cells + at, start + i)
         put_i64(call.run_parents + at, parent)
         is_tree |= parent != i - 1
     segment = call.segment
@@ -109,10 +103,11 @@ def compute(call):
     if n_rows == 0:
         n_rows = n
     for r in range(n_rows):
-        put_i64(team.rows + 8 * r, n - n_rows + r)
-    team.n_tokens, team.n_rows, team.n_segments = n, n_rows, 1
+        put_i64(state.rows + 8 * r, n - n_rows + r)
+    state.n_tokens, state.n_rows, state.n_segments = n, n_rows, 1
     put_i64(call.times, simd.nanoseconds())
-    run(team, call.few if n <= call.n_few else call.many)
+    tape = call.few if n <= call.n_few else call.many
+    run(call.team, tape.address, tape.end, state)
     if call.k > 0:
         best(call.logits, call.maxima, call.stride, 0, n_rows, call.n_vocab, call.k, call.ids, call.scores)
         if call.names != 0:

@@ -1,10 +1,11 @@
 """Threads that compute a tape together.
 
 A tape is an array of int64: records, each a struct that begins as `Record` does and goes on with the kernel's operands.
-Every thread runs every record's kernel with `(record, state, thread, n_threads)` and takes its part of the work.
+Every thread runs every record's kernel with `(record, state, thread, n_threads)` and takes its part of the work. `state` is a
+`PassState`, one for each model, which the threads share; after it comes the word by which they claim parts of a record's work.
 
-`state` is a `TeamState`, which the threads share. After it come words that several threads write, each on a cache line of its
-own, then a line for each thread, see `ThreadState`.
+The team itself is a `TeamState`. After it come words that several threads write, each on a cache line of its own, then a line
+for each thread, see `ThreadState`.
 
 A thread that waits spins at first, which costs least while every thread has a core. One that waits longer has a teammate whose
 core another process uses, or nothing to do: it sleeps, so that its share of the machine is there when there is work. Where a
@@ -60,12 +61,9 @@ class SequenceUpdate:
 
 
 @struct
-class TeamState:
-    """The tape, and the pass that it computes."""
+class PassState:
+    """The pass of a model that a tape computes."""
 
-    n_threads: int
-    tape: int  # address
-    tape_end: int
     times: int  # (records + 1,) int64, when each begins and the last one ends, in nanoseconds, address; 0: nobody asks
     scratch: int  # of the threads, address
     scratch_bytes: int  # of each
@@ -82,6 +80,16 @@ class TeamState:
 
 
 @struct
+class TeamState:
+    """The tape that the threads run."""
+
+    n_threads: int
+    tape: int  # address
+    tape_end: int
+    state: int  # of its pass, address
+
+
+@struct
 class ThreadState:
     """A thread, on a cache line, after the word that says whether it sleeps."""
 
@@ -91,17 +99,19 @@ class ThreadState:
     wary: int  # in how many waits it is not to yield
 
 
-_LINE = 64
+LINE = 64  # bytes that cores take from each other at once
 # Offsets of the words that several threads write, in bytes, and of the threads' lines.
-ARRIVED, PHASE, GENERATION, CLAIMED, ENDED, _THREADS = (dtype(TeamState).itemsize + _LINE * line for line in range(6))
+_ARRIVED, _PHASE, _GENERATION, _ENDED, _THREADS = (LINE * line for line in range(1, 6))
+CLAIMED = -(-dtype(PassState).itemsize // LINE) * LINE  # of a pass's state
+PASS_BYTES = CLAIMED + LINE
 thread_at = pointer_maker(ThreadState)
 
 
 @struct
 class Record:
-    """The beginning of every record, whose kernel is given the team's state, too."""
+    """The beginning of every record, whose kernel is given the pass's state, too."""
 
-    beside: ClassVar[dict[str, type]] = {"state": TeamState}
+    beside: ClassVar[dict[str, type]] = {"state": PassState}
     kernel: int  # address
     waits: bool  # whether a barrier follows
     n_bytes: int  # of the record
@@ -124,24 +134,25 @@ def record_of(computes: Any, **fields: Any) -> np.ndarray:
 
 
 record_at = pointer_maker(Record)
-state_at = pointer_maker(TeamState)
+team_at = pointer_maker(TeamState)
+state_at = pointer_maker(PassState)
 
 
-def state_bytes(n_threads: int) -> int:
+def team_bytes(n_threads: int) -> int:
     """Bytes of a team's state, in whole cache lines."""
-    return _THREADS + _LINE * n_threads
+    return _THREADS + LINE * n_threads
 
 
 @helper
-def sleep_of(state, thread):
+def sleep_of(team, thread):
     """The address of the word that says whether a thread sleeps."""
-    return state + _THREADS + _LINE * thread
+    return team + _THREADS + LINE * thread
 
 
 @helper
-def thread_of(state, thread):
+def thread_of(team, thread):
     """The state of a thread."""
-    return thread_at(sleep_of(state, thread) + 8)
+    return thread_at(sleep_of(team, thread) + 8)
 
 
 @helper
@@ -163,28 +174,28 @@ def own_row(rows, thread, t):
 
 
 @helper
-def show_core(state, thread):
+def show_core(team, thread):
     """Let the others see which core a thread is on."""
-    own, core = thread_of(state, thread), simd.this_core()
+    own, core = thread_of(team, thread), simd.this_core()
     if own.core != core:  # a cache line that nobody writes stays with all
         own.core = core
 
 
 @helper
-def is_beside(state, thread):
+def is_beside(team, thread):
     """Whether another thread was last seen on the core of this one: it cannot go on while this one spins."""
-    core = thread_of(state, thread).core
+    core = thread_of(team, thread).core
     if core >= 0:
-        for other in range(state.n_threads):
-            if other != thread and thread_of(state, other).core == core:
+        for other in range(team.n_threads):
+            if other != thread and thread_of(team, other).core == core:
                 return True
     return False
 
 
 @helper
-def wait(state, thread, address, value, linger_ns):
+def wait(team, thread, address, value, linger_ns):
     """Wait until the value at `address` is not `value`: spin, until `linger_ns` let others run, then sleep."""
-    own, sleeps = thread_of(state, thread), sleep_of(state, thread)
+    own, sleeps = thread_of(team, thread), sleep_of(team, thread)
     spins, began, spin_ns = 0, 0, SPIN_NS
     while atomic_load(address) == value:
         spins += 1
@@ -194,7 +205,7 @@ def wait(state, thread, address, value, linger_ns):
         now = simd.nanoseconds()
         if began == 0:
             began = now
-            if is_beside(state, thread):
+            if is_beside(team, thread):
                 spin_ns, linger_ns = 0, YIELD_NS
             if own.wary > 0:
                 own.wary -= 1
@@ -216,35 +227,35 @@ def wait(state, thread, address, value, linger_ns):
 
 
 @helper
-def change(state, address, value):
+def change(team, address, value):
     """Store a value that others wait for, and wake sleeping threads."""
     simd.exchange(address, value)
-    for thread in range(state.n_threads):
-        sleeps = sleep_of(state, thread)
+    for thread in range(team.n_threads):
+        sleeps = sleep_of(team, thread)
         if simd.ordered_load(sleeps) != 0 and simd.exchange(sleeps, 0) != 0:
-            simd.give_token(thread_of(state, thread).write)
+            simd.give_token(thread_of(team, thread).write)
 
 
 @helper
-def barrier(state, thread, n_threads):
+def barrier(team, state, thread, n_threads):
     """Wait until all threads are here. The last one resets the claims."""
     if n_threads == 1:
         put_i64(state + CLAIMED, 0)
         return
-    show_core(state, thread)
-    phase = atomic_load(state + PHASE)
-    if atomic_add(state + ARRIVED, 1) == n_threads - 1:
+    show_core(team, thread)
+    phase = atomic_load(team + _PHASE)
+    if atomic_add(team + _ARRIVED, 1) == n_threads - 1:
         put_i64(state + CLAIMED, 0)
-        put_i64(state + ARRIVED, 0)
-        change(state, state + PHASE, phase + 1)
+        put_i64(team + _ARRIVED, 0)
+        change(team, team + _PHASE, phase + 1)
     else:
-        wait(state, thread, state + PHASE, phase, 0)
+        wait(team, thread, team + _PHASE, phase, 0)
 
 
 @helper
-def run_tape(state, thread):
+def run_tape(team, thread):
     """Run the tape as one of the threads; all return after the last barrier."""
-    n_threads, place, end = state.n_threads, state.tape, state.tape_end
+    n_threads, place, end, state = team.n_threads, team.tape, team.tape_end, state_at(team.state)
     times = state.times
     if times != 0 and thread == 0:
         put_i64(times, simd.nanoseconds())
@@ -252,7 +263,7 @@ def run_tape(state, thread):
         record = record_at(place)
         simd.invoke(record.kernel, (record, state, thread, n_threads))
         if record.waits != 0:
-            barrier(state, thread, n_threads)
+            barrier(team, state, thread, n_threads)
         place += record.n_bytes
         if times != 0:
             times += 8
@@ -261,31 +272,32 @@ def run_tape(state, thread):
 
 
 @kernel
-def lead(team):
-    """Compute the tape together with the other threads of the team whose state is at this address."""
-    state = state_at(team)
-    change(state, state + GENERATION, get_i64(state + GENERATION) + 1)
-    run_tape(state, 0)
+def run(place, tape, tape_end, state):
+    """Run a tape over the state of its pass, together with the other threads of the team whose state is at `place`."""
+    team = team_at(place)
+    team.tape, team.tape_end, team.state = tape, tape_end, state
+    change(team, team + _GENERATION, get_i64(team + _GENERATION) + 1)
+    run_tape(team, 0)
 
 
 @kernel
-def follow(team, thread):
-    """Compute the passes of `lead`, until the team ends."""
-    state, seen = state_at(team), 0
+def follow(place, thread):
+    """Run the tapes of `run`, until the team ends."""
+    team, seen = team_at(place), 0
     while True:
-        wait(state, thread, state + GENERATION, seen, LINGER_NS)
-        seen = atomic_load(state + GENERATION)
-        if get_i64(state + ENDED) != 0:
+        wait(team, thread, team + _GENERATION, seen, LINGER_NS)
+        seen = atomic_load(team + _GENERATION)
+        if get_i64(team + _ENDED) != 0:
             return
-        run_tape(state, thread)
+        run_tape(team, thread)
 
 
 @kernel
-def dismiss(team):
+def dismiss(place):
     """Let the other threads return."""
-    state = state_at(team)
-    put_i64(state + ENDED, 1)
-    change(state, state + GENERATION, get_i64(state + GENERATION) + 1)
+    team = team_at(place)
+    put_i64(team + _ENDED, 1)
+    change(team, team + _GENERATION, get_i64(team + _GENERATION) + 1)
 
 
 @struct

@@ -417,15 +417,14 @@ def test_only_the_tapes_of_passes_that_are_computed_are_written(monkeypatch):
 
 def test_an_interrupted_pass_leaves_the_model_usable(models, monkeypatch):
     model, tokens = load(tiny_file("llama-dense"), threads=3), some_tokens(6)
-    lead = offsets.lead
 
-    def interrupt(address):
+    def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(offsets, "lead", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        model.forward(run_of(tokens))
-    monkeypatch.setattr(offsets, "lead", lead)
+    with monkeypatch.context() as patch:
+        patch.setattr(offsets, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.forward(run_of(tokens))
 
     assert np.array_equal(model.forward(run_of(tokens)).rows(), models("llama-dense").forward(run_of(tokens)).rows())
     model.close()

@@ -14,7 +14,7 @@ from augury.backends.numba_cpu.kernels.simd import invoke, put_f64, put_i64
 from augury.backends.numba_cpu.kernels.struct import nested, pointer_maker, pointer_to, struct, table, view
 from augury.backends.numba_cpu.kernels.team import Record, record_of
 from augury.backends.numba_cpu.tape import ThreadRows
-from augury.backends.numba_cpu.team import Team
+from augury.backends.numba_cpu.team import PassMemory, Team
 
 TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items() if "numba_cpu" in name}  # in packages, too
 
@@ -95,7 +95,7 @@ def test_records_of_any_length_follow_one_another_on_a_tape():
     records = [record_of(write_last, **many, field_39=n, out=out[n:].ctypes.data) for n in range(2)]
     rows = {"x": ThreadRows(0, 0), "y": ThreadRows(0, 0)}
     short = record_of(step.copy_rows, **rows, size=0, n_times=0, is_private=True, is_output=False)
-    team.run(np.concatenate([records[0], short, records[1]]))
+    team.run(np.concatenate([records[0], short, records[1]]), PassMemory())
     team.close()
     assert out.tolist() == [0, 1]
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.simd import atomic_add, nanoseconds
 from augury.backends.numba_cpu.kernels.struct import struct
 from augury.backends.numba_cpu.kernels.team import SPIN_NS, Record, record_of
-from augury.backends.numba_cpu.team import Team
+from augury.backends.numba_cpu.team import PassMemory, Team
 from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.interruption import interrupted
@@ -83,7 +84,7 @@ def test_every_thread_takes_part_in_every_record_however_long_it_waits(team, lat
     tape = tape_of(counts, N_RECORDS, late_ns)
 
     for times in range(1, 6):
-        team.run(tape)
+        team.run(tape, PassMemory())
         assert counts.tolist() == [times * team.n_threads] * N_RECORDS
 
 
@@ -94,7 +95,7 @@ def test_a_team_is_awake_after_any_pause(team, pause_s):
 
     for times in range(1, 21):
         time.sleep(pause_s)
-        team.run(tape)
+        team.run(tape, PassMemory())
         assert counts[0] == times * team.n_threads
 
 
@@ -114,7 +115,7 @@ def test_a_team_survives_signals_while_it_sleeps():
     sender.start()
     try:
         for _ in range(10):
-            team.run(tape_of(counts, N_RECORDS, LATE_NS))
+            team.run(tape_of(counts, N_RECORDS, LATE_NS), PassMemory())
     finally:
         stop.set()
         sender.join()
@@ -141,7 +142,7 @@ def test_a_closed_team_gives_its_files_back():
 
 def test_a_waiting_team_takes_no_cpu_time():
     team, counts = Team(3), np.zeros(1, np.int64)
-    team.run(tape_of(counts, 1, 0))
+    team.run(tape_of(counts, 1, 0), PassMemory())
     time.sleep(0.05)
     before = time.process_time()
     time.sleep(0.5)
@@ -154,7 +155,7 @@ def test_a_waiting_team_takes_no_cpu_time():
 def test_threads_that_wait_for_a_late_one_leave_their_cores_to_others():
     team, counts = Team(3), np.zeros(5, np.int64)
     start, before = time.perf_counter(), time.process_time()
-    team.run(tape_of(counts, 5, 50_000_000))
+    team.run(tape_of(counts, 5, 50_000_000), PassMemory())
     wall, used = time.perf_counter() - start, time.process_time() - before
     team.close()
 
@@ -196,7 +197,7 @@ def test_what_other_processes_take_from_a_pass_is_told():
         tape, start, lost = tape_of(counts, 1, 50_000_000), time.perf_counter(), interrupted.seconds
         busy = time.thread_time()
         for _ in range(20):
-            team.run(tape)
+            team.run(tape, PassMemory())
         wall, own, lost = time.perf_counter() - start, time.thread_time() - busy, interrupted.seconds - lost
     finally:
         os.sched_setaffinity(0, before)
@@ -224,7 +225,7 @@ def test_threads_that_idle_for_each_other_are_not_interrupted(processor_s, n_dis
     monkeypatch.setattr("augury.backends.numba_cpu.team.time.clock_gettime", processor)
     monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_nivcsw=displaced + n_displaced))
     team._n_displaced, before = displaced, interrupted.seconds
-    team.run(tape_of(counts, 1, 0))
+    team.run(tape_of(counts, 1, 0), PassMemory())
     team.close()
     assert interrupted.seconds - before == pytest.approx(lost_s)
 
@@ -255,6 +256,61 @@ def test_with_affinity_each_thread_stays_on_a_core_of_its_own():
     assert [cpus for cpus in everyone if len(cpus) == 1 and cpus != own] == [{core} for core in cores[1:]]
 
 
+def own_threads():
+    return sum(thread.name.startswith("augury-cpu") for thread in threading.enumerate())
+
+
+def test_models_of_one_backend_share_threads_until_the_last_is_closed():
+    n_before, backend, separate = own_threads(), NumbaCpu(NumbaCpuOptions()), NumbaCpu(NumbaCpuOptions())
+
+    def load(by, name, threads):
+        file = tiny_file(name)
+        return by.load(file, Llama.plans(file)["main"], ModelOptions(threads=threads, n_ctx=64), Progress())
+
+    first, second = load(backend, "llama-dense", 3), load(backend, "llama-dense-q4_k", 3)
+    assert own_threads() - n_before == 2
+    other = load(backend, "llama-dense", 2)
+    assert own_threads() - n_before == 3, "another number of threads is another team"
+    batch = run_of([1, 2, 3])
+    for model, name in ((first, "llama-dense"), (second, "llama-dense-q4_k")):
+        with closing(load(separate, name, 3)) as alone:
+            right = alone.forward(batch).rows().copy()
+        for _ in range(2):
+            first.forward(run_of([4]))
+            assert np.array_equal(model.forward(batch).rows(), right)
+    first.close()
+    assert own_threads() - n_before == 3
+    assert np.array_equal(second.forward(batch).rows(), right)
+    second.close()
+    other.close()
+    assert own_threads() == n_before
+    with closing(load(backend, "llama-dense-q4_k", 3)) as again:
+        assert np.array_equal(again.forward(batch).rows(), right)
+
+
+def test_models_that_share_threads_may_be_asked_at_once():
+    backend, found = NumbaCpu(NumbaCpuOptions()), {}
+    names = "llama-dense", "llama-dense-q4_k"
+    models = []
+    for name in names:
+        file = tiny_file(name)
+        models.append(backend.load(file, Llama.plans(file)["main"], ModelOptions(threads=2, n_ctx=64), Progress()))
+
+    def ask(i):
+        found[i] = [models[i].forward(run_of([1 + i, 2, 3, 4])).rows().copy() for _ in range(60)]
+
+    right = [model.forward(run_of([1 + i, 2, 3, 4])).rows().copy() for i, model in enumerate(models)]
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for model in models:
+        model.close()
+    assert all(np.array_equal(rows, right[i]) for i, every in found.items() for rows in every)
+    assert sorted(found) == [0, 1]
+
+
 def test_more_threads_than_cores_cannot_each_have_one():
     file = tiny_file("llama-dense")
     n = len(physical_cores())
@@ -277,12 +333,12 @@ def test_clocks_are_read_seldom_while_nothing_interrupts_and_in_every_tape_after
     monkeypatch.setattr("augury.backends.numba_cpu.team._SLICE_S", 0.0)
     while n < 400:
         n += 1
-        team.run(tape)
+        team.run(tape, PassMemory())
     assert sorted(set(watched)) == [*range(1, 257), *range(272, 401, 16)]
     is_interrupted, before = True, interrupted.seconds
     while n < 432:
         n += 1
-        team.run(tape)
+        team.run(tape, PassMemory())
     assert interrupted.seconds > before
     assert sorted(set(watched))[-18:] == [400, *range(416, 433)], "the first that is watched finds it, then all are"
     team.close()
