@@ -111,25 +111,24 @@ def run_rounds(
     for row, each in zip(values, drafters, strict=True):
         row[: len(each.chances.values)] = each.chances.values
     functions = np.array([(each.draft, each.learn, each.state) for _, each in ask.drafters], np.int64).reshape(d, 3)
-    drafts, lengths = np.empty((d, 4, ROOM), np.int32), np.empty((n_most, d), np.int64)
     trees, chances = np.empty((n_most, 5, ROOM), np.int64), np.empty((n_most, 2, ROOM))
-    places, chosen = np.empty((2, n_most, d, ROOM), np.int64), np.empty((2, n_most, ROOM), np.int64)
-    figures = np.empty((n_most, N_FIGURES), np.int64)
-    start = perf_counter()
-    n = passes.run(
-        _kernel.run_rounds,
-        *(n_most, int(1e9 * most_s), text, slot.n_context, n_left, slot.limit, ends, n_vocab),
-        *passes.arguments,
-        *(functions, values, int(costly is not None), least, costly_s, slot.agreement.table),
+    (places, buckets), lengths = np.empty((2, n_most, d, ROOM), np.int64), np.empty((n_most, d), np.int64)
+    (chosen, paths), figures = np.empty((2, n_most, ROOM), np.int64), np.empty((n_most, N_FIGURES), np.int64)
+    asked = _kernel.Ask(
+        *(functions, np.empty((d, 4, ROOM), np.int32), values, n_vocab, slot.limit),
+        *(int(costly is not None), least, costly_s, slot.agreement.table),
         *(np.array([[0, 0, 0, slot.n_min, 0]]), np.array([[budget.seconds, budget.first]]), *map(np.asarray, curve)),
-        *(drafts, trees, chances, *places, lengths, *chosen, figures),
     )
+    told = _kernel.Told(trees, chances, places, buckets, lengths, chosen, paths, figures)
+    start = perf_counter()
+    begin = n_most, int(1e9 * most_s), text, slot.n_context, n_left, ends
+    n = passes.run(_kernel.run_rounds, *begin, _kernel.Passes(*passes.arguments), asked, told)
     others_ns = int(figures[:n, DRAFTED_NS:].sum())
     figures[0, DRAFTED_NS] = max(int(1e9 * (perf_counter() - start)) - others_ns, 0)  # drafts before the first pass
-    told, end = list[CompiledRound](), slot.n_context
+    rounds, end = list[CompiledRound](), slot.n_context
     for r, (n_nodes, n_chosen, n_path, n_emitted, is_stopped, drafted_ns, pass_ns) in enumerate(figures[:n].tolist()):
         now = evolve(slot, n_context=end, by_drafter={}, lookups=[], tree=JointTree.of(drafters, trees[r], chances[r], n_nodes))
-        for drafter, k, nodes, buckets in zip(drafters, lengths[r].tolist(), *places[:, r], strict=True):
+        for drafter, k, nodes, evidence in zip(drafters, lengths[r].tolist(), places[r], buckets[r], strict=True):
             if k == NOT_ASKED:
                 continue
             if k < 0:
@@ -141,10 +140,10 @@ def run_rounds(
             else:
                 place = {node: i for i, node in enumerate(nodes[:k].tolist())}
                 parents = [place.get(parent, -1) for parent in trees[r, PARENT, nodes[:k]].tolist()]
-            now.by_drafter[drafter] = Proposal(Draft(trees[r, TOKEN, nodes[:k]], parents), nodes[:k], buckets[:k])
-        verified = chosen[0, r, :n_chosen].tolist()
-        outcome = Outcome(tuple(chosen[1, r, :n_path].tolist()), n_emitted, bool(is_stopped))
+            now.by_drafter[drafter] = Proposal(Draft(trees[r, TOKEN, nodes[:k]], parents), nodes[:k], evidence[:k])
+        verified = chosen[r, :n_chosen].tolist()
+        outcome = Outcome(tuple(paths[r, :n_path].tolist()), n_emitted, bool(is_stopped))
         choice = VerifiedNodes(now, now.tree.part(verified), verified, costly.drafter if costly and costly.is_probe else None)
-        told.append(CompiledRound(choice, outcome, text[end : end + n_emitted].tolist(), 1e-9 * drafted_ns, 1e-9 * pass_ns))
+        rounds.append(CompiledRound(choice, outcome, text[end : end + n_emitted].tolist(), 1e-9 * drafted_ns, 1e-9 * pass_ns))
         end += n_emitted
-    return told
+    return rounds
