@@ -59,7 +59,7 @@ def run_compiled(
         return None
     slot_input = context.prepare(sequence.slot, sequence.history[-1:], n_more=n_tokens - 1)
     passes.move_first(slot_input.reservation.accepted)  # of the draft before
-    begin_s, before = perf_counter() - start, interrupted.seconds
+    begin_s, before = perf_counter() - start - ask.begin_s, interrupted.seconds
     how = sequence.text, sequence.n_left, sequence.ends, context.info.n_vocab
     rounds = run_rounds(passes, ask, *how, most_s=LONGEST_S * (1 - 1 / _MOST))
     passes_s = sum([each.pass_s for each in rounds])

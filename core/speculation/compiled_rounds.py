@@ -43,6 +43,7 @@ class CompiledAsk(NamedTuple):
 
     plan: CompiledPlan
     drafters: Sequence[tuple[RequestDrafter, CompiledDraft]]
+    begin_s: float  # in which the costly one's functions were made
 
 
 class CompiledRound(NamedTuple):
@@ -79,7 +80,8 @@ def find_functions(plan: CompiledPlan, n_more: int, features: Mapping[str, np.nd
                 asked.guard.end_compiled(begun)
             return None
         found.append((drafter, functions))
-    return CompiledAsk(plan, found) if found or plan.slot.drafters.n_resting else None
+    begin_s = 0.0 if costly is None else costly.drafter.guard.own_s
+    return CompiledAsk(plan, found, begin_s) if found or plan.slot.drafters.n_resting else None
 
 
 def run_rounds(
@@ -126,7 +128,11 @@ def run_rounds(
     others_ns = int(figures[:n, DRAFTED_NS:].sum())
     figures[0, DRAFTED_NS] = max(int(1e9 * (perf_counter() - start)) - others_ns, 0)  # drafts before the first pass
     rounds, end = list[CompiledRound](), slot.n_context
-    for r, (n_nodes, n_chosen, n_path, n_emitted, is_stopped, drafted_ns, pass_ns) in enumerate(figures[:n].tolist()):
+    draft_s = 1e-9 * figures[:n, DRAFTED_NS]
+    if costly is not None:
+        is_asked = lengths[:n, -1] != NOT_ASKED
+        draft_s[is_asked] += ask.begin_s / max(is_asked.sum(), 1)
+    for r, (n_nodes, n_chosen, n_path, n_emitted, is_stopped, _, pass_ns) in enumerate(figures[:n].tolist()):
         now = evolve(slot, n_context=end, by_drafter={}, lookups=[], tree=JointTree.of(drafters, trees[r], chances[r], n_nodes))
         for drafter, k, nodes, evidence in zip(drafters, lengths[r].tolist(), places[r], buckets[r], strict=True):
             if k == NOT_ASKED:
@@ -144,6 +150,7 @@ def run_rounds(
         verified = chosen[r, :n_chosen].tolist()
         outcome = Outcome(tuple(paths[r, :n_path].tolist()), n_emitted, bool(is_stopped))
         choice = VerifiedNodes(now, now.tree.part(verified), verified, costly.drafter if costly and costly.is_probe else None)
-        rounds.append(CompiledRound(choice, outcome, text[end : end + n_emitted].tolist(), 1e-9 * drafted_ns, 1e-9 * pass_ns))
+        emitted, pass_s = text[end : end + n_emitted].tolist(), 1e-9 * pass_ns
+        rounds.append(CompiledRound(choice, outcome, emitted, float(draft_s[r]), pass_s))
         end += n_emitted
     return rounds

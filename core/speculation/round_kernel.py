@@ -86,6 +86,8 @@ class Told(NamedTuple):
 @compiled()
 def choose_nodes(ask, tree, reach, m, most, draft_s):
     """Choose among a tree's m nodes; returns whether each one is chosen, and the tokens per second that this promises."""
+    if m == 0:
+        return np.zeros(0, np.bool_), _PLAIN / ask.hoped[0]
     find_reach(tree, reach, m, ask.agreement, True)
     ask.slot[0, END], ask.slot[0, LIMIT] = m, most
     is_chosen, expected, nobody = np.zeros(m, np.bool_), np.ones(1), np.full(m, -1)

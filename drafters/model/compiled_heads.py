@@ -14,13 +14,14 @@ from augury.interfaces import CompiledPass
 HEAD_STATE = np.dtype(
     [(name, np.int64) for name in ("compute", "call", "sizes", "tokens", "hidden", "ids", "scores", "made")]
     + [(f"encoder_{name}", np.int64) for name in ("compute", "call", "sizes", "hidden", "rows")]
-    + [(name, np.int64) for name in ("sources", "first_hidden")]
+    + [(name, np.int64) for name in ("sources", "before")]
     + [(name, np.int64) for name in ("width", "room", "k_best", "row_stride", "n_names", "n_fed_values")]
-    + [(name, np.int64) for name in ("n_vocab", "n_candidates", "depth", "n_ctx", "n_cached", "n_before")]
+    + [(name, np.int64) for name in ("n_vocab", "n_candidates", "depth", "n_ctx", "n_cached", "n_before", "n_features")]
     + [(name, np.float64) for name in ("p_min", "min_path_probability")]
 )
-"""The functions and arrays of the head's passes, and of its encoder's; the target's features, and the hidden state of the last
-token before the rounds; sizes; what is asked, the positions that the head has, and the text's tokens before the rounds."""
+"""The functions and arrays of the head's passes, and of its encoder's; the target's features of the rounds, and those of the
+last tokens before them; sizes; what is asked, the positions that the head has, the text's tokens before the rounds, all but the
+last of which have features, and how many of these are told."""
 
 TOKEN, PARENT, CONFIDENCE = 0, 1, 3  # of a draft
 _N_TOKENS, _START, _N_ROWS = 0, 1, 3  # of a pass's sizes
@@ -30,25 +31,21 @@ _head, _ints, _longs, _floats = array_at(HEAD_STATE), array_at(np.int32), array_
 
 @compiled()
 def find_hidden(own, first, n):
-    """Make the hidden states of n positions from `first` on. That of the last token before the rounds is there."""
-    hidden, there = _floats(own.hidden, (own.room, own.width)), 0
-    if first < own.n_before - 1:
-        hidden[0] = _floats(own.first_hidden, (own.width,))
-        there = 1
-    m, size = n - there, own.n_fed_values
-    if m == 0:
-        return
+    """Make the hidden states of n positions from `first` on."""
+    size, end, m = own.n_fed_values, own.n_before - 1, own.n_features
     sources, given = _longs(own.sources, (own.n_names,)), _floats(own.encoder_hidden, (own.room, own.n_names * size))
-    start = first + there - (own.n_before - 1)
+    there, start = min(max(end - first, 0), n), max(first - end, 0)
+    given[:there] = _floats(own.before, (m, own.n_names * size))[m - end + first :][:there]
     for j in range(own.n_names):
         if sources[j] == 0:
-            given[:m, j * size : (j + 1) * size] = 0
+            given[there:n, j * size : (j + 1) * size] = 0
         else:
-            given[:m, j * size : (j + 1) * size] = _floats(sources[j], (start + m, size))[start:]
+            given[there:n, j * size : (j + 1) * size] = _floats(sources[j], (start + n - there, size))[start:]
     sizes = _longs(own.encoder_sizes, (4,))
-    sizes[_N_TOKENS], sizes[_START] = m, 0
+    sizes[_N_TOKENS], sizes[_START] = n, 0
     _invoke(own.encoder_compute, (own.encoder_call,))
-    hidden[there:n] = _floats(own.encoder_rows, (m, own.row_stride))[:, : own.width]
+    hidden = _floats(own.hidden, (own.room, own.width))
+    hidden[:n] = _floats(own.encoder_rows, (n, own.row_stride))[:, : own.width]
 
 
 @compiled()
@@ -110,24 +107,25 @@ def draft_head(state, text, n, limit, draft, room):
     return k
 
 
-def state_of(passes: CompiledPass, encoding: CompiledPass, made: str, sources: np.ndarray, first: np.ndarray) -> np.ndarray:
+def state_of(passes: CompiledPass, encoding: CompiledPass, made: str, sources: np.ndarray, before: np.ndarray) -> np.ndarray:
     """The state (1,) of a head, and of the encoder of its hidden states.
 
-    It takes the target's features at the addresses `sources` (s,) int64, 0: zeros. Its output `made` is the next hidden state,
-    and `first` (1, E) that of the last token before the rounds. These arrays have to be kept as long as it is used.
+    It takes the target's features at the addresses `sources` (s,) int64, 0: zeros, after those of the last tokens before the
+    rounds, `before` (m, s F) float32. Its output `made` is the next hidden state. These arrays have to be kept as long as it is
+    used.
     """
     state = np.zeros(1, HEAD_STATE)
     assert passes.hidden is not None
     assert encoding.hidden is not None
     arrays = {"sizes": passes.sizes, "tokens": passes.tokens, "hidden": passes.hidden, "ids": passes.ids}
-    arrays |= {"scores": passes.scores, "made": passes.features[made], "first_hidden": first, "sources": sources}
+    arrays |= {"scores": passes.scores, "made": passes.features[made], "before": before, "sources": sources}
     arrays |= {"encoder_sizes": encoding.sizes, "encoder_hidden": encoding.hidden, "encoder_rows": encoding.rows}
     for name, array in arrays.items():
         state[name] = array.ctypes.data
     state["compute"], state["call"] = passes.function, passes.argument
     state["encoder_compute"], state["encoder_call"] = encoding.function, encoding.argument
-    state["room"], state["k_best"], state["width"] = *passes.ids.shape, first.shape[1]
-    state["row_stride"], state["n_names"] = encoding.rows.shape[1], len(sources)
+    state["room"], state["k_best"], state["width"] = *passes.ids.shape, passes.hidden.shape[1]
+    state["row_stride"], state["n_names"], state["n_features"] = encoding.rows.shape[1], len(sources), len(before)
     state["n_fed_values"] = encoding.hidden.shape[1] // len(sources)
     for each in passes, encoding:
         each.parents[:] = np.arange(-1, len(each.parents) - 1)

@@ -217,9 +217,9 @@ class PartRunner(DraftRunner):
         encoding = self.encoder.compiled_pass(_COMPILED_ROOM)
         if passes is None or encoding is None or {each.shape[1] for each in features.values()} != {self.encoder.width}:
             return None
-        while text.n < text.n_fed - 1:
-            self._go_on(text, text.n_fed - 1 - text.n)
-        first, start = self.encoder.rows(text.fed.of(text.n, text.n_fed)), text.n
+        while text.n < text.n_fed - _COMPILED_ROOM:
+            self._go_on(text, text.n_fed - _COMPILED_ROOM - text.n)
+        before, start = text.fed.of(text.n, text.n_fed), text.n
         passes.begin()
         encoding.begin()
         n_more = min(n_more + request.limit, self._context.room(text.slot) - 1)
@@ -227,11 +227,11 @@ class PartRunner(DraftRunner):
             return None
         feed = self._context.prepare(text.slot, history[start + 1 :], 1, n_more=n_more)
         sources = np.array([features[name].ctypes.data if name else 0 for name in self.encoder.names])
-        state = state_of(passes, encoding, self._made, sources, first)
+        state = state_of(passes, encoding, self._made, sources, before)
         state["n_cached"], state["n_before"], state["n_ctx"] = start, len(history), start + 1 + n_more
         state["n_vocab"], state["depth"], state["n_candidates"] = self._n_vocab, request.limit, request.n_candidates
         state["p_min"], state["min_path_probability"] = request.p_min, request.min_path_probability
-        text.is_lent, kept = True, (features, sources, first)  # whose addresses it has
+        text.is_lent, kept = True, (features, sources, before)  # whose addresses it has
 
         def end(history: np.ndarray) -> None:
             n = int(state["n_cached"][0])
