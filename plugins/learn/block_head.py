@@ -43,6 +43,7 @@ class BlockSizes(HeadSizes):
     title = "DSpark head"
     flags: ClassVar[Mapping[str, bool]] = dict.fromkeys(("attention.causal", "sample_from_anchor", "has_confidence_head"), True)
     n_stages = 1
+    rate = 5e-4  # no other was tried
 
     @property
     def n_steps(self) -> int:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _KINDS: dict[str, type[head.HeadSizes]] = {"eagle3": head.HeadSizes, "block": BlockSizes}
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 512}
 _N_SLOTS = 8
-_RATE, _OF_WIDTH = 1e-3, 0.77  # at its highest, and of wide heads this by values of a hidden state; measured at 576 and at 1536
 _HELD_OUT = 20  # one of so many pieces
 _N_MEASURED = 8  # pieces held out that the engine goes on from
 _N_WRITTEN = 64  # tokens of each
@@ -247,9 +246,7 @@ class _Training:
         def keep(best: head.Weights) -> None:
             head.write_head(self.args.output, sizes, self.file, tokens, sizes.stored(best, target), output)
 
-        trainer = Trainer(
-            sizes, weights, output, target, min(_RATE, _OF_WIDTH / sizes.n_embd), n_batches, quicker_product(recorded)
-        )
+        trainer = Trainer(sizes, weights, output, target, sizes.rate, n_batches, quicker_product(recorded))
         with cli.ProgressDisplay() as progress:
             how: dict[str, Any] = {"n_batches": n_batches, "is_over": schedule.is_over}
             how |= {"n_stages": sizes.n_stages, "is_head": first is not None}
