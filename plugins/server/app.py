@@ -300,6 +300,7 @@ async def _on_invalid(request: Request, error: Any) -> Response:
     elif first["type"].endswith(("too_short", "too_long")):  # of a list or a text
         limits, what = first["ctx"], "characters" if isinstance(first["input"], str) else "items"
         expected = f"at most {limits['max_length']}" if "max_length" in limits else f"at least {limits['min_length']}"
+        expected = "none" if expected == "at most 0" else expected
         message = f"{param} has {len(first['input'])} {what}, expected {expected}"
     else:
         message = f"{param}: {first['msg']}"

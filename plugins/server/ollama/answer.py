@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from attrs import frozen
 from fastapi import Depends
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 
 from augury.plugins.server.conversation import AnswerReader
@@ -32,7 +32,6 @@ _OF_LOADING = (  # the server's flags choose these when it loads a model
 )
 _N_SHOWN = 100  # characters of a value
 _LONGEST_S = 1e9  # a longer time is for ever
-_NAMES = {"num_keep": "n_keep", "num_predict": "max_tokens"}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = rf"(\d+\.?\d*)({'|'.join(_SECONDS)})"
 
@@ -40,11 +39,14 @@ _PART = rf"(\d+\.?\d*)({'|'.join(_SECONDS)})"
 class Options(EngineFields):
     """How to sample, and how far; beside Ollama's options all fields of `/completion` that the engine knows."""
 
-    max_tokens: int | None = Field(None, ge=-2, description="num_predict: below 0 without a limit")
+    max_tokens: int | None = Field(
+        None, ge=-2, validation_alias=AliasChoices("num_predict", "max_tokens"), description="below 0 without a limit"
+    )
+    n_keep: int | None = Field(None, ge=-1, validation_alias=AliasChoices("num_keep", "n_keep"))
 
     @classmethod
     def _read(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return super()._read({_NAMES.get(key, key): value for key, value in data.items() if key not in _OF_LOADING})
+        return super()._read({key: value for key, value in data.items() if key not in _OF_LOADING})
 
     def over(self, params: dict[str, Any]) -> dict[str, Any]:
         found = super().over(params)

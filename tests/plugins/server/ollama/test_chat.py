@@ -87,9 +87,20 @@ def test_a_conversation_without_messages_loads_the_model(ollama_client):
         (
             {"model": "small", "messages": [{"role": "user", "images": ["aGk="]}]},
             400,
-            "images has 1 items, expected at most 0; models here read text",
+            "images has 1 items, expected none; models here read text",
         ),
         ({"model": "small", "messages": MESSAGES, "options": {"tfs_z": 0.5}}, 400, "tfs_z is 0.5, which augury does not do"),
+        (
+            {"model": "small", "messages": MESSAGES, "options": {"num_predict": "8"}},
+            400,
+            "options.num_predict is '8', expected a whole number",
+        ),
+        ({"model": "small", "messages": MESSAGES, "options": {"num_keep": -5}}, 400, "options.num_keep is -5, expected"),
+        (
+            {"model": "small", "messages": MESSAGES, "options": {"num_predict": 4, "max_tokens": 5}},
+            400,
+            "num_predict and max_tokens mean the same here, but differ",
+        ),
         ({"model": "small", "messages": MESSAGES, "top_logprobs": 2}, 400, "top_logprobs needs logprobs"),
         ({"model": "small", "messages": MESSAGES, "format": "yaml"}, 400, "format is 'yaml', expected"),
     ],
