@@ -299,8 +299,8 @@ async def _on_invalid(request: Request, error: Any) -> Response:
         message = f"{param} is {shown(first['input'])}, expected {_OBJECT.sub('an object', expected)}"
     elif first["type"].endswith(("too_short", "too_long")):  # of a list or a text
         limits, what = first["ctx"], "characters" if isinstance(first["input"], str) else "items"
-        expected = f"at most {limits['max_length']}" if "max_length" in limits else f"at least {limits['min_length']}"
-        expected = "none" if expected == "at most 0" else expected
+        most = limits.get("max_length")
+        expected = f"at least {limits['min_length']}" if most is None else f"at most {most}" if most else "none"
         message = f"{param} has {len(first['input'])} {what}, expected {expected}"
     else:
         message = f"{param}: {first['msg']}"

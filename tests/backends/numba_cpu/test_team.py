@@ -300,15 +300,17 @@ def test_models_that_share_threads_may_be_asked_at_once():
         found[i] = [models[i].forward(run_of([1 + i, 2, 3, 4])).rows().copy() for _ in range(60)]
 
     right = [model.forward(run_of([1 + i, 2, 3, 4])).rows().copy() for i, model in enumerate(models)]
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(2)]
+    threads = [
+        threading.Thread(target=ask, args=(i,), daemon=True) for i in range(2)
+    ]  # which would wait for each other for ever
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
+    assert sorted(found) == [0, 1]
+    assert all(np.array_equal(rows, right[i]) for i, every in found.items() for rows in every)
     for model in models:
         model.close()
-    assert all(np.array_equal(rows, right[i]) for i, every in found.items() for rows in every)
-    assert sorted(found) == [0, 1]
 
 
 def test_more_threads_than_cores_cannot_each_have_one():

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from time import sleep
 
 import numba
 import numpy as np
@@ -11,6 +12,7 @@ from oracles.models import tiny_model
 
 from augury import Engine, Registry
 from augury.compiled import address_of, array_at, compiled
+from augury.drafters.draft_heads import DraftEagle3
 from augury.drafters.recycle import Recycle
 from augury.engine import compiled_rounds
 from augury.engine.loop import Loop
@@ -134,6 +136,20 @@ def test_a_head_drafts_in_rounds_without_python(model, drafters, calls):
     rounds = [each for call in calls for each in call]
     assert {len(call) for call in calls} >= {8}
     assert [name for each in rounds for name in each.choice.names].count("draft-eagle3") > 30
+
+
+@pytest.mark.usefixtures("_drafts_pay")
+def test_what_is_done_for_a_head_before_the_first_round_is_its_time(calls, monkeypatch):
+    begin = DraftEagle3.compiled_draft
+    monkeypatch.setattr(DraftEagle3, "compiled_draft", lambda *given: sleep(0.02) or begin(*given))
+    with load(spec_type="suffix;recycle;draft-eagle3") as engine:
+        engine.generate(prompts()[0], max_tokens=60, **GREEDY)
+    n_asked = 0
+    for call in calls:
+        seconds = [s for each in call for drafter, s in each.drafter_s().items() if drafter.profile.is_costly]
+        n_asked += bool(seconds)
+        assert not seconds or sum(seconds) > 0.015  # lookups have a share of each round
+    assert n_asked > 1
 
 
 @pytest.mark.usefixtures("_drafts_pay")
